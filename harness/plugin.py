@@ -9,15 +9,17 @@ file, loaded into any suite by its entry point or `-p harness.plugin`: it import
     {"k":"refused","text":"not found: …/tests/a.py::test_gone"}
     {"k":"start","id":"tests/a.py::test_x","timeout_s":5.0}
     {"k":"end","id":"tests/a.py::test_x","outcome":"passed","counted":["passed"],"duration_s":0.01,"reason":"","text":"",
-     "reports":[["setup","passed",0.001,1.0,1.1],…]}
+     "several":[["failed","assert 0","…"],["error","…","…"]],"reports":[["setup","passed",0.001,1.0,1.1],…]}
+    {"k":"suite_property","name":"…","value":"…"}
     {"k":"warning","id":"tests/a.py::test_x","when":"runtest","category":"UserWarning","text":"…","file":"…","line":1}
     {"k":"interrupted","id":"tests/a.py::test_x"}
     {"k":"finish","exit":0}
 
 There is one `end` per test, whatever its phases, subtests and reruns. `counted` holds every category in which pytest
 counts it, in order: `["passed","error"]` for a test whose teardown fails. `outcome` is the most severe of them (see
-MOST_TELLING_FIRST). `reports` holds what pytest reported of it, in order: of a phase without anything to say the times
-alone, else the whole report as pytest serialises it. A file that skips itself at import has an `end` under its path.
+MOST_TELLING_FIRST), `several` each failure where there is more than one. `reports` holds what pytest reported of it, in
+order: of a phase without anything to say the times alone, else the whole report as pytest serialises it. A file that
+skips itself at import has an `end` under its path.
 """
 
 import contextlib
@@ -369,13 +371,21 @@ class Reporter:
 
     def _fold(self, nodeid: str, reports: list[tuple[str, pytest.TestReport]]) -> None:
         counted = [category for category, _ in reports if category]
-        bad = [report for category, report in reports if category in ("error", "failed")]
+        failed = [(category, report) for category, report in reports if category in ("error", "failed")]
+        bad = [report for _, report in failed]
         told = bad or [report for category, report in reports if category in ("skipped", "xfailed", "xpassed")]
         text = "\n\n".join(report.longreprtext for report in bad)
         duration_s = sum(each.duration for _, each in reports if not hasattr(each, "context"))  # subtests are within
         packed = [self._packed(report) for _, report in reports]
+        several = [(category, _reason(each), _shortened(each.longreprtext)) for category, each in failed]
         reason = _reason(told[0]) if told else ""
-        self._end(nodeid, counted, duration_s=duration_s, reason=reason, text=_shortened(text), reports=packed)
+        fields = {
+            "duration_s": duration_s,
+            "reason": reason,
+            "text": _shortened(text),
+            "several": several[1:] and several,
+        }
+        self._end(nodeid, counted, **fields, reports=packed)
 
     def _end(self, nodeid: str, counted: list[str], **fields: object) -> None:
         outcome = next((category for category in MOST_TELLING_FIRST if category in counted), "passed")

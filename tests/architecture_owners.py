@@ -17,7 +17,6 @@ ENVIRONMENT = (
     "harness/process/supervisor/forked_leader.py",
     "harness/runner/sessions/own_coverage.py",
     "harness/runner/pytest_gpus.py",
-    "harness/runner/sessions/worker_session.py",
     "harness/runner/sessions/xdist_fixtures.py",
 )
 KERNELS_FILES = (  # below /proc and /sys, which no process can replace
@@ -27,12 +26,13 @@ KERNELS_FILES = (  # below /proc and /sys, which no process can replace
 )
 PACKAGE_DATA = (  # files of an installed package
     *("harness/render/pages.py", "harness/cli/demo.py"),
-    *("harness/runner/sessions/plugin_facts.py", "harness/lab/experiment/scenario.py"),
+    "harness/lab/experiment/scenario.py",
 )
 OPEN_ALREADY = (  # descriptors, and new files in directories that are this process's own
     *(
         "harness/process/leaders_ahead.py",
         "harness/process/run_directory.py",
+        "harness/runner/sessions/collected_session.py",
         "harness/runner/sessions/forked_tests.py",
     ),
     *("harness/fixtures/child_main.py", "harness/fixtures/children.py", "harness/recording/boot/"),

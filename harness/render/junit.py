@@ -20,7 +20,7 @@ testcase and `skipped` on testsuites, so the file stands on the testsuite, and i
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
@@ -53,7 +53,10 @@ def junit_text(state: RunState, finished: RunFinished | None) -> str:
         suites.append(_suite("rlharness", ".", cases, 0.0))
     for path, unit in sorted(state.units.items()):
         result = state.results.get(path) or UnitResult(unit, Outcome.INTERRUPTED, NO_OUTCOME)
-        suites.append(_suite(path, unit.file_path, list(_cases(result)), result.duration_s))
+        report, unreadable = _read(result)
+        suites.append(_suite(path, unit.file_path, list(_cases(result, report, unreadable)), result.duration_s))
+        if (properties := _properties(report.suite_properties)) is not None:
+            suites[-1].insert(0, properties)
     totals = {name: str(sum(int(suite.attrib[name]) for suite in suites)) for name in ("tests", "failures", "errors")}
     root = Element("testsuites", {"name": "rlharness", "time": f"{state.t:.3f}", **totals})
     root.text = "\n"
@@ -89,12 +92,16 @@ def _output(directory: str) -> Element | None:
     return element if directory else None
 
 
-def _cases(result: UnitResult) -> Iterator[Element]:
-    """Yield the testcases of one unit, in the order of its tests."""
+def _read(result: UnitResult) -> tuple[TestReport, str]:
+    """Return what the tests of a unit reported, and why that cannot be read."""
     try:
-        report, unreadable = read_attempts(result), ""
+        return read_attempts(result), ""
     except (OSError, ReportError) as error:
-        report, unreadable = TestReport(), f"its report cannot be read: {error}"
+        return TestReport(), f"its report cannot be read: {error}"
+
+
+def _cases(result: UnitResult, report: TestReport, unreadable: str) -> Iterator[Element]:
+    """Yield the testcases of one unit, in the order of its tests."""
     # Pytest left tests out by its own choice, as with -x; not where rlharness ended the file.
     stopped = report.finished_exit is not None and result.outcome in (*PASSING, Outcome.FAILED, Outcome.LEANING)
     is_explained = False
@@ -102,8 +109,9 @@ def _cases(result: UnitResult) -> Iterator[Element]:
         outcome = report.outcome_of(nodeid)
         is_explained |= outcome in BAD or (outcome is TestOutcome.UNSTARTED and not stopped)
         end = report.ends.get(nodeid, TestEnd(outcome, 0.0, "", ""))
-        output = _output(result.directory) if outcome in BAD else None
-        yield _case(*_names(nodeid), _end(end, outcome, result, stopped), output, seconds=end.duration_s)
+        children: list[Element | None] = [*_failures(end, result)] or [_end(end, outcome, result, stopped)]
+        printed = _printed(end, result.directory) if outcome in BAD else []
+        yield _case(*_names(nodeid), _properties(end.properties), *children, *printed, seconds=end.duration_s)
     if unreadable or not (is_explained or result.outcome in PASSING):
         # Else it never ran, or its report is gone.
         is_error = result.is_failure or result.outcome is Outcome.INTERRUPTED
@@ -113,6 +121,32 @@ def _cases(result: UnitResult) -> Iterator[Element]:
         told = _result("error" if is_error else "skipped", message, result.outcome.value, text)
         name = f"[{result.outcome.value}]{f' {result.unit.part}' if result.unit.part else ''}"
         yield _case(name, _names(result.unit.file_path)[1], told, _output(result.directory))
+
+
+def _properties(found: Iterable[tuple[str, str]]) -> Element | None:
+    element = Element("properties")
+    element.extend(Element("property", name=_legal(name), value=_legal(value)) for name, value in found)
+    return element if len(element) else None
+
+
+def _printed(end: TestEnd, directory: str) -> list[Element | None]:
+    """What a test has printed, and where the output of its file is."""
+    found: list[Element | None] = []
+    for tag, is_error in (("system-out", False), ("system-err", True)):
+        shown = [(title, text) for title, text in end.sections if ("stderr" in title) is is_error]
+        if shown:
+            found.append(Element(tag))
+            texts = "".join(f"--- {title} ---\n{text.rstrip()}\n" for title, text in shown)
+            found[-1].text = _legal(without_middle(texts, MAX_TEXT))  # type: ignore[union-attr]
+    return found or [_output(directory)]
+
+
+def _failures(end: TestEnd, result: UnitResult) -> list[Element]:
+    """Each failure of a test that has more than one; of a file that leans on others, they are none."""
+    if result.is_accepted:
+        return []
+    tags = {"failed": "failure", "error": "error"}
+    return [_result(tags.get(kind, "error"), reason, kind, text) for kind, reason, text in end.several]
 
 
 def _end(end: TestEnd, outcome: TestOutcome, result: UnitResult, stopped: bool) -> Element | None:

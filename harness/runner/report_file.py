@@ -39,6 +39,12 @@ class TestEnd:
     """Reason of a skip, or first line of a failure."""
     text: str
     """The whole failure as pytest shows it, or empty."""
+    several: tuple[tuple[str, str, str], ...] = ()
+    """(category, reason, text) of each failure, where there is more than one: in its call, its teardown, subtests."""
+    properties: tuple[tuple[str, str], ...] = ()
+    """What it has recorded with `record_property`."""
+    sections: tuple[tuple[str, str], ...] = ()
+    """What pytest has captured, by the titles of pytest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,8 @@ class TestReport:
     """(node id, text) of everything that could not be collected."""
     refused: str = ""
     """Pytest's complaints about its arguments, a line each; empty if it accepted them."""
+    suite_properties: tuple[tuple[str, str], ...] = ()
+    """What tests have recorded with `record_testsuite_property`."""
     num_unreadable: int = 0
     """Whole lines that are no record."""
     unread: str = ""
@@ -245,9 +253,13 @@ def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, float | 
                 duration_s=seconds if math.isfinite(seconds) else 0.0,
                 reason=_text(record.get("reason", "")),
                 text=_text(record.get("text", "")),
+                several=_texts(record.get("several", ()), 3),
+                **_of_reports(record.get("reports", ())),
             )
             report.ends[nodeid] = end
             begun.pop(nodeid, None)
+        case "suite_property":
+            report.suite_properties += ((_text(record["name"]), _text(record["value"])),)
         case "lost":
             report.lost += (LostTest(_text(record["id"]), _text(record["how"]), _text(record["why"])),)
         case "left_behind":
@@ -259,6 +271,22 @@ def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, float | 
             report.interrupted = _text(record["id"])
         case "finish":
             report.finished_exit = int(record["exit"])
+
+
+def _of_reports(reports: Any) -> dict[str, Any]:
+    """What a test has recorded and printed: of each phase as a whole, of which the last has all properties."""
+    whole = [report for report in reports if isinstance(report, dict)]
+    properties = [(str(name), str(value)) for name, value in whole[-1]["user_properties"]] if whole else []
+    sections = dict.fromkeys(pair for report in whole for pair in _texts(report["sections"], 2))
+    return {"properties": tuple(properties), "sections": tuple(sections)}
+
+
+def _texts(rows: Any, num: int) -> tuple[Any, ...]:
+    """Rows of so many texts. Raises ValueError or TypeError for anything else."""
+    found = tuple(tuple(map(_text, row)) for row in rows)
+    if any(len(row) != num for row in found):
+        raise ValueError(f"not {num} texts")
+    return found
 
 
 def _text(value: object) -> str:

@@ -15,8 +15,7 @@ _PART = re.compile(r" \[(\d+)/(\d+)\]\Z")
 class NeedSource(StrEnum):
     """Where a unit's need was read."""
 
-    AST = "ast"  # no text that may mark its tests mentions `gpus`
-    IMPORT = "import"  # the file was imported in a child process, in this run or an earlier one
+    IMPORT = "import"  # the markers of its tests
     TABLE = "table"  # a glob of [tool.rlharness.needs] or of --needs FILE
 
 

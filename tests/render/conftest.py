@@ -67,7 +67,7 @@ class SampleRun:
 
 
 def unit(name: str, num_gpus: int = 0, **fields: object) -> Unit:
-    return Unit(f"tests/test_{name}.py", Need(num_gpus), NeedSource.AST, **fields)  # type: ignore[arg-type]
+    return Unit(f"tests/test_{name}.py", Need(num_gpus), NeedSource.IMPORT, **fields)  # type: ignore[arg-type]
 
 
 UNITS = (

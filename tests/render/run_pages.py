@@ -50,7 +50,7 @@ def write_run(root: Path, run_id: str, files: Mapping[str, Tests], *, num_gpus: 
     gpus = [f"GPU-{number:04d}" for number in range(num_gpus)]
     lines = tuple(f"{number} NVIDIA H200 143 GB {gpu}" for number, gpu in enumerate(gpus))
     take(RunStarted(0.0, run_id, str(directory), lines, (), (), "cgroup", 1))
-    units = [Unit(path, Need(gpus=int(number % 3 > 0)), NeedSource.AST) for number, path in enumerate(files)]
+    units = [Unit(path, Need(gpus=int(number % 3 > 0)), NeedSource.IMPORT) for number, path in enumerate(files)]
     take(CollectionFinished(0.5, tuple(units), (1.0,) * len(units), 1.0, 1.0, 0.5))
     free_s = dict.fromkeys([*gpus, ""], 0.5)
     for number, unit in enumerate(units):

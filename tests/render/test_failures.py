@@ -13,7 +13,7 @@ from tests.render.run_pages import finished_of, state_of
 
 
 def unit(path: str, **fields: Any) -> Unit:
-    return Unit(path, Need(), NeedSource.AST, **fields)
+    return Unit(path, Need(), NeedSource.IMPORT, **fields)
 
 
 def write_report(directory: Path, *records: dict[str, Any]) -> str:

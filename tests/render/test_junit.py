@@ -121,7 +121,7 @@ def test_a_failure_of_200_mb_is_shortened_and_says_so(sample_run: Any, file: Pat
 def test_any_text_gives_valid_xml(tmp_path_factory: pytest.TempPathFactory, text: str, outcome: Outcome) -> None:
     file = tmp_path_factory.getbasetemp() / "any.xml"
     state, reporter = RunState(), reporter_to(file)
-    unit = Unit(f"tests/{text}.py", Need(), NeedSource.AST, collect_error=text)
+    unit = Unit(f"tests/{text}.py", Need(), NeedSource.IMPORT, collect_error=text)
     for event in (
         CollectionFinished(0.0, (unit,), (0.0,), 0.0, 0.0, 0.0),
         UnitFinished(1.0, UnitResult(unit, outcome, text)),

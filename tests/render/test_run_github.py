@@ -29,7 +29,7 @@ def invocation(root: Path, **environ: str) -> Invocation:
 
 
 def unit_result(path: str, outcome: Outcome, **fields: Any) -> UnitResult:
-    return UnitResult(Unit(path, Need(), NeedSource.AST), outcome, **fields)
+    return UnitResult(Unit(path, Need(), NeedSource.IMPORT), outcome, **fields)
 
 
 def test_a_whole_run(

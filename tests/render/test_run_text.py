@@ -39,7 +39,7 @@ def results(*units: tuple[UnitResult, ...] | UnitResult) -> list[Event]:
     return [collected, *(UnitFinished(1.0, result) for result in flat)]
 
 
-def unit(name: str, source: NeedSource = NeedSource.AST) -> Unit:
+def unit(name: str, source: NeedSource = NeedSource.IMPORT) -> Unit:
     return Unit(name, Need(1), source)
 
 
@@ -52,7 +52,7 @@ def test_lines_of_a_whole_run_read_as_the_golden(golden: Callable[[str, str], No
 
 def test_no_control_character_reaches_the_stream() -> None:
     stream, state = io.StringIO(), RunState()
-    unit = Unit("tests/\x1b[2J\r.py", Need(), NeedSource.AST)
+    unit = Unit("tests/\x1b[2J\r.py", Need(), NeedSource.IMPORT)
     reporter = PlainReporter(stream)
     for event in (
         CollectionFinished(0.0, (unit,), (0.0,), 0.0, 0.0, 0.0),
@@ -68,7 +68,7 @@ def test_no_control_character_reaches_the_stream() -> None:
 
 def test_units_that_a_cancelled_run_does_not_start_get_no_line_each() -> None:
     stream, state = io.StringIO(), RunState()
-    units = tuple(Unit(f"test_{index}.py", Need(), NeedSource.AST) for index in range(100))
+    units = tuple(Unit(f"test_{index}.py", Need(), NeedSource.IMPORT) for index in range(100))
     reporter = PlainReporter(stream)
     for event in (
         CollectionFinished(0.0, units, (0.0,) * 100, 0.0, 0.0, 0.0),

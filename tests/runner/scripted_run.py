@@ -26,7 +26,7 @@ from harness.runner.schedule.leases import LeaseTable
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_meter import FakeMeter
-from tests.support.scripted_attempts import Script, ScriptedAttempts
+from tests.support.scripted_attempts import Script, ScriptedAttempts, ScriptedSuite
 
 GPU_0, GPU_1 = "ID-0", "ID-1"
 Act = Callable[[Dispatcher], None]
@@ -78,6 +78,8 @@ class ScriptedRun:
     """What is done to the dispatcher, one after the other, each once its moment has come."""
     options: dict[str, Any] = field(default_factory=dict)
     rootdir: Path | None = None
+    stops_after: int = 0
+    """See `ScriptedSuite`."""
     pytest_args: tuple[str, ...] = ()
     ephemeral: tuple[int, int] = field(default_factory=read_ephemeral_range)
     card_limits: dict[str, float] = field(default_factory=lambda: {"poll_s": 0.0, "wait_s": 0.0, "answer_s": 5.0})
@@ -87,6 +89,7 @@ class ScriptedRun:
         self.state = RunState()
         self.kept = Kept()
         self.attempts = ScriptedAttempts(lambda number: self.scripts.get(number, Script()))
+        self.suite = ScriptedSuite(self.stops_after)
         self.units = tuple(_unit(number, need) for number, need in enumerate(self.needs))
         gpus = tuple(Gpu(f"ID-{index}", index, "A", 80.0) for index in range(self.num_gpus))
         self.table = LeaseTable(Inventory(gpus), self.cpu_units)
@@ -105,7 +108,8 @@ class ScriptedRun:
             self.runner = UnitRunner(
                 options=RunOptions(invocation, self.directory, cpu_units=self.cpu_units, **self.options),
                 collected=Collected(self.units, self.rootdir or self.directory, self.pytest_args),
-                attempts=self.attempts,
+                attempts=self.attempts,  # type: ignore[arg-type]
+                suite=self.suite,  # type: ignore[arg-type]
                 watch=GpuWatch(self.meter, self.clock, (), **self.card_limits),
                 ports=PortBlocks(claims, self.ephemeral),
                 run_id="run",
@@ -167,4 +171,4 @@ class ScriptedRun:
 def _unit(number: int, need: int | Need | Unit) -> Unit:
     if isinstance(need, Unit):
         return need
-    return Unit(f"test_{number}.py", Need(gpus=need) if isinstance(need, int) else need, NeedSource.AST)
+    return Unit(f"test_{number}.py", Need(gpus=need) if isinstance(need, int) else need, NeedSource.IMPORT)

@@ -39,7 +39,7 @@ def test_every_unit_is_run_and_every_lease_comes_back(tmp_path: Path) -> None:
 
 
 def test_nothing_is_started_while_there_is_news_that_was_not_taken(tmp_path: Path) -> None:
-    broken = Unit("test_broken.py", Need(), NeedSource.AST, collect_error="E   SyntaxError: no")
+    broken = Unit("test_broken.py", Need(), NeedSource.IMPORT, collect_error="E   SyntaxError: no")
     run = ScriptedRun(tmp_path, [broken, 0, 0], options={"maxfail": 1}).run()
     run.assert_sound()
     assert run.outcomes == [Outcome.COLLECT_ERROR, Outcome.NOT_RUN, Outcome.NOT_RUN]

@@ -67,7 +67,7 @@ def test_files_that_share_a_gpu_are_measured_each_by_itself_and_the_greedy_one_i
     assert "GPU memory" in run(tmp_path / "suite", "history").stdout
 
 
-@pytest.mark.parametrize("isolate", ["test", "worker", "interpreter"])
+@pytest.mark.parametrize("isolate", ["test", "interpreter"])
 @pytest.mark.full
 def test_every_isolation_mode_measures(tmp_path: Path, library: Path, isolate: str) -> None:
     done = run_on(tmp_path, library, {"test_a.py": file_of(12, 3000, 5000)}, "--isolate", isolate, "--json")

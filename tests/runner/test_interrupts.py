@@ -27,7 +27,7 @@ from tests.benchmarks.interrupts import (
 )
 
 SEED = 20260301
-MODES = ("file", "test", "worker", "interpreter")
+MODES = ("file", "test", "interpreter")
 
 
 def events_of(*outcomes: tuple[str, str], ends: bool = True) -> str:

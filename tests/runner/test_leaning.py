@@ -150,7 +150,6 @@ def test_i(i):
     ("count", "mark", "more", "options"),
     [
         (16, "", "", "--gpus none --cpu-units 8"),
-        (16, "", "", "--gpus none --cpu-units 8 --isolate worker"),
         pytest.param(32, "@pytest.mark.gpus(1)", "", "--gpus sim:8", marks=pytest.mark.full),
         # A part whose tests kill their process outside the order.
         pytest.param(16, "", "len(S) > i or os._exit(3)", "--gpus none --cpu-units 8", marks=pytest.mark.full),
@@ -220,8 +219,8 @@ def test_a_part_that_crashes_in_the_whole_file_too_has_crashed(tmp_path: Path) -
 
 def test_files_that_need_more_than_the_lease_are_left_out() -> None:
     needed = {"a": 0, "b": 2, "c": 1, "z": 1, "zz": 0}
-    units = [Unit(path, Need(gpus=gpus), NeedSource.AST) for path, gpus in needed.items()]
-    units.insert(2, Unit("bad", Need(), NeedSource.AST, collect_error="x"))
+    units = [Unit(path, Need(gpus=gpus), NeedSource.IMPORT) for path, gpus in needed.items()]
+    units.insert(2, Unit("bad", Need(), NeedSource.IMPORT, collect_error="x"))
     assert files_before(units, units[4]) == ("a", "c")
 
 

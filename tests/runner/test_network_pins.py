@@ -20,7 +20,7 @@ def test_tells():
 
 def unit(tmp_path: Path, source: str, gpus: int = 0, collect_error: str = "") -> Unit:
     (tmp_path / "test_a.py").write_text(source, "utf-8")
-    return Unit("test_a.py", Need(gpus=gpus), NeedSource.AST, collect_error=collect_error)
+    return Unit("test_a.py", Need(gpus=gpus), NeedSource.IMPORT, collect_error=collect_error)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ OUTCOMES = {BRACKETS: "failed", COLONS: "failed", BELOW: "passed", "test_d.py": 
 
 @pytest.mark.parametrize(
     "mode",
-    ["file", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("worker", "test", "interpreter"))],
+    ["file", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("test", "interpreter"))],
 )
 def test_oddly_named_files_run_as_in_plain_pytest(suite: Path, mode: str) -> None:
     done = run(suite, "run", "--gpus", "none", "--isolate", mode, "--retries", "1")

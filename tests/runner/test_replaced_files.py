@@ -16,9 +16,13 @@ pytestmark = pytest.mark.timeout(120)
 
 PLACES = """
 import os, sys, time
+import pytest
 from pathlib import Path
-report = Path(next(word.partition("=")[2] for word in sys.argv if word.startswith("--rlharness-report=")))
-log, stacks = report.with_name("output.log"), report.with_name("stacks.txt")
+@pytest.fixture(autouse=True)
+def places():
+    global report, log, stacks
+    report = Path(next(word.partition("=")[2] for word in sys.argv if word.startswith("--rlharness-report=")))
+    log, stacks = report.with_name("output.log"), report.with_name("stacks.txt")
 def replace(path, make):
     path.unlink(missing_ok=True)
     make(path)
@@ -26,7 +30,6 @@ def hang():
     Path("asleep").touch()
     time.sleep(600)
 """
-BEGINS_AS_FIFO = PLACES + "replace(report, os.mkfifo)\ndef test_hangs(): hang()\n"
 BECOMES_FIFO = PLACES + "def test_hangs():\n    time.sleep(1.0)\n    replace(report, os.mkfifo)\n    hang()\n"
 FIFO_WITH_WRITER = PLACES + (
     "def test_hangs():\n    replace(report, os.mkfifo)\n    kept = os.open(report, os.O_RDWR)\n    hang()\n"
@@ -44,7 +47,7 @@ def counts(done: Done, path: str) -> dict[str, int]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("hanging", [BEGINS_AS_FIFO, BECOMES_FIFO, FIFO_WITH_WRITER, ALL_FIFOS])
+@pytest.mark.parametrize("hanging", [BECOMES_FIFO, FIFO_WITH_WRITER, ALL_FIFOS])
 def test_a_file_that_hangs_behind_a_fifo_is_timed_out_and_the_next_one_runs(tmp_path: Path, hanging: str) -> None:
     done = run(write_suite(tmp_path, {"test_a.py": hanging, "test_b.py": QUICK}), *RUN, *LIMITS)
     done.assert_sound()
@@ -68,7 +71,7 @@ def test_a_signal_ends_a_run_whose_report_is_a_fifo(tmp_path: Path) -> None:
     assert bearing(done) == []
 
 
-@pytest.mark.parametrize("hanging", [BEGINS_AS_FIFO, pytest.param(BECOMES_FIFO, marks=pytest.mark.full)])
+@pytest.mark.parametrize("hanging", [BECOMES_FIFO])
 def test_of_a_runner_that_is_killed_nothing_outlives_it(tmp_path: Path, hanging: str) -> None:
     write_suite(tmp_path, {"test_a.py": hanging})
     with started(tmp_path, *RUN) as process:
@@ -230,37 +233,3 @@ def test_a_test_that_takes_the_directories_of_the_next_file_costs_it_nothing(
     taken = [note for note in done.events[-1]["notes"] if "that an earlier test must have made" in note]
     assert len(taken) == 2
     assert all(f"0001 was {said} that" in note for note in taken)
-
-
-@pytest.mark.full
-def test_a_file_that_takes_the_directories_of_others_while_it_is_collected_costs_them_nothing(tmp_path: Path) -> None:
-    takes = """
-import os, sys
-from pathlib import Path
-if "--rlharness-report" in sys.argv:
-    above = Path(sys.argv[sys.argv.index("--rlharness-report") + 1]).parents[1]
-    [os.mkfifo(above / name) for name in ("0003", "0004") if not (above / name).exists()]
-import pytest
-pytestmark = pytest.mark.gpus(int('0'))
-"""
-    done = run(write_suite(tmp_path, {f"test_{name}.py": takes + QUICK for name in "abc"}), *RUN)
-    done.assert_sound()
-    assert set(done.outcomes.values()) == {"passed"}
-    notes = done.of("collection_finished")[0]["notes"]
-    assert any("was a FIFO that an earlier test must have made" in note for note in notes)
-
-
-@pytest.mark.full
-def test_a_file_that_destroys_its_report_while_it_is_collected_is_a_collection_error(tmp_path: Path) -> None:
-    computed = "import pytest\npytestmark = pytest.mark.gpus(int('0'))\n"
-    replaces = """
-import os, sys
-report = sys.argv[sys.argv.index("--rlharness-report") + 1] if "--rlharness-report" in sys.argv else ""
-if report:
-    os.unlink(report)
-    os.mkfifo(report)
-"""
-    done = run(write_suite(tmp_path, {"test_a.py": computed + replaces + QUICK, "test_b.py": QUICK}), *RUN)
-    done.assert_sound()
-    assert done.outcomes == {"test_a.py": "collect_error", "test_b.py": "passed"}
-    assert done.results["test_a.py"]["reason"] == "its report cannot be read: it is a FIFO, not a regular file"

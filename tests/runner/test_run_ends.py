@@ -99,7 +99,6 @@ def test_an_interrupted_collection_ends_the_run_and_runs_nothing(tmp_path: Path)
     assert done.code == ExitCode.INTERRUPTED
     assert [event["event"] for event in done.events] == [
         "run_started",
-        "collection_progress",
         "cancel_requested",
         "run_finished",
     ]

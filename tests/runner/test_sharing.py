@@ -118,11 +118,3 @@ def test_defaults_for_files_without_a_need(tmp_path: Path) -> None:
     assert needs_in_plan(tmp_path, "--gpus", "sim:2:80").count([]) == 1
     table.write_text("[tool.rlharness]\nmemory-gb-per-worker = 26\ngpus-per-worker = 1\n")
     assert run(tmp_path, "plan").code == ExitCode.USAGE_ERROR
-
-
-@pytest.mark.full
-def test_workers_do_not_share_a_gpu(tmp_path: Path) -> None:
-    write_suite(tmp_path, {f"test_{number}.py": QUICK for number in range(2)})
-    done = run(tmp_path, "run", "--gpus", "sim:1:80", "--workers-per-gpu", "2", "--isolate", "worker")
-    assert done.code == ExitCode.OK, done.stdout
-    assert any("--isolate worker" in note for note in done.of("collection_finished")[0]["notes"])

@@ -51,7 +51,6 @@ COMMANDS = (
     Command("run, json", (*RUN, "--json"), 1),
     Command("run, files", (*RUN, "--junit", "j.xml", "--events", "e.jsonl"), 1),
     Command("run, each test", (*RUN, "--isolate", "test"), 1),
-    Command("run, workers", (*RUN, "--isolate", "worker"), 1),
     Command("run, interpreters", (*RUN, "--isolate", "interpreter"), 1),
     Command("run, last failed", (*RUN, "--last-failed"), 1),
     Command("run, GPUs", ("run", "--gpus", "sim:2", "suite"), 1),

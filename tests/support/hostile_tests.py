@@ -11,27 +11,28 @@ from dataclasses import dataclass
 HEAD = """
 import atexit, faulthandler, os, resource, shutil, signal, socket, sys, threading, time
 from pathlib import Path
-REPORT = Path(next(word.partition("=")[2] for word in sys.argv if word.startswith("--rlharness-report=")))
+def report():
+    return Path(next(word.partition("=")[2] for word in sys.argv if word.startswith("--rlharness-report=")))
 def replace(path, make):
     path.unlink(missing_ok=True)
     make(path)
 """
 
 HARMS = {
-    "report_fifo": "replace(REPORT, os.mkfifo)",
-    "report_fifo_with_a_writer": "replace(REPORT, os.mkfifo); kept = os.open(REPORT, os.O_RDWR)",
-    "all_fifos": "[replace(REPORT.with_name(n), os.mkfifo) for n in ('report.jsonl', 'output.log', 'stacks.txt')]",
-    "report_device": "replace(REPORT, lambda path: path.symlink_to('/dev/zero'))",
-    "log_device": "replace(REPORT.with_name('output.log'), lambda path: path.symlink_to('/dev/zero'))",
-    "report_directory": "replace(REPORT, Path.mkdir)",
-    "report_sparse": "os.truncate(REPORT, 6 << 30)",
-    "report_garbage": "REPORT.write_bytes(os.urandom(1 << 20) + b'[' * (1 << 20) + b'\\n')",
+    "report_fifo": "replace(report(), os.mkfifo)",
+    "report_fifo_with_a_writer": "replace(report(), os.mkfifo); kept = os.open(report(), os.O_RDWR)",
+    "all_fifos": "[replace(report().with_name(n), os.mkfifo) for n in ('report.jsonl', 'output.log', 'stacks.txt')]",
+    "report_device": "replace(report(), lambda path: path.symlink_to('/dev/zero'))",
+    "log_device": "replace(report().with_name('output.log'), lambda path: path.symlink_to('/dev/zero'))",
+    "report_directory": "replace(report(), Path.mkdir)",
+    "report_sparse": "os.truncate(report(), 6 << 30)",
+    "report_garbage": "report().write_bytes(os.urandom(1 << 20) + b'[' * (1 << 20) + b'\\n')",
     "report_closed": "os.closerange(3, 4096)",
     "output_closed": "os.closerange(0, 4096)",
-    "directory_deleted": "shutil.rmtree(REPORT.parent, ignore_errors=True)",
+    "directory_deleted": "shutil.rmtree(report().parent, ignore_errors=True)",
     "tmpdir_deleted": "shutil.rmtree(os.environ['TMPDIR'], ignore_errors=True)",
     "cwd_deleted": "d = Path(os.environ['TMPDIR'], 'gone'); d.mkdir(); os.chdir(d); d.rmdir()",
-    "directory_unreadable": "os.chmod(REPORT.parent, 0)",
+    "directory_unreadable": "os.chmod(report().parent, 0)",
     "signals_ignored": "[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 10, 12, 13, 14, 15)]",
     "signals_blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))",
     "no_more_files": "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))",

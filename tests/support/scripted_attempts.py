@@ -6,7 +6,7 @@ of attempts and wait for none.
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,22 @@ class ScriptedAttempts:
     def pid_of(self, marker: str) -> int:
         """Return 0: there is no process."""
         return 0
+
+
+class ScriptedSuite:
+    """A session that hears what became of the units, and wants to stop once it has heard of so many (0 for never)."""
+
+    def __init__(self, stops_after: int = 0) -> None:
+        self._stops_after = stops_after
+        self.heard: list[tuple[list[Path], dict[str, str]]] = []
+
+    def why_own(self, paths: Iterable[str], env: Mapping[str, str]) -> None:
+        """Have every file forked."""
+
+    async def replay(self, reports: Sequence[Path], lost: Mapping[str, str]) -> str:
+        """Hear of one unit."""
+        self.heard.append(([*reports], dict(lost)))
+        return "stopping after 1 failures" if len(self.heard) == self._stops_after else ""
 
 
 def _append(spec: ProcessSpec, lines: tuple[dict[str, Any], ...]) -> None:

@@ -72,6 +72,7 @@ def _overlaid(earlier: TestReport, later: TestReport) -> TestReport:
     return replace(
         later,
         nodeids=tuple(dict.fromkeys((*earlier.nodeids, *later.nodeids))),
+        suite_properties=(*earlier.suite_properties, *later.suite_properties),
         ends={nodeid: end for nodeid, end in earlier.ends.items() if nodeid not in later.running} | later.ends,
         running=(*(nodeid for nodeid in earlier.running if nodeid not in known), *later.running),
     )

@@ -27,9 +27,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
+from _pytest.junitxml import xml_key
 
 from harness.plugin import (
     NOTHING,
@@ -396,6 +397,8 @@ class CollectedSession:
                 for record in json_objects(Path(path).read_text("utf-8", "replace").rpartition("\n")[0]):
                     if record.get("k") == "warning":
                         self._replay_warning(record)
+                    elif record.get("k") == "suite_property" and (xml := self.config.stash.get(xml_key, None)):
+                        xml.add_global_property(str(record.get("name")), record.get("value"))
                     elif record.get("k") == "end":
                         ends[str(record.get("id"))] = record
         for nodeid, record in ends.items():
@@ -461,8 +464,10 @@ class CollectedSession:
         _give_new_files(config)
         factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]
         factory._basetemp, factory._given_basetemp = None, Path(asked["basetemp"])
+        config.option.rlharness_report = asked["report"]
         reporter = Reporter(asked["report"], config)
         _report_to(config, reporter)
+        config.stash[cast(Any, xml_key)] = _SuiteProperties(reporter)
         session.testscollected, session.testsfailed = len(items), sum(report.failed for report in reports)
         reporter.pytest_sessionstart(session)
         for report in reports:
@@ -498,6 +503,26 @@ class CollectedSession:
             own_coverage.finish(config)
             reporter.pytest_unconfigure()
         return int(session.exitstatus)
+
+
+class _SuiteProperties:
+    """Stands for pytest's writer of JUnit XML where tests record properties of the suite."""
+
+    family = "legacy"
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def add_global_property(self, name: str, value: object) -> None:
+        """Report a property."""
+        self._reporter.write("suite_property", name=name, value=str(value))
+
+    def node_reporter(self, nodeid: str) -> "_SuiteProperties":
+        """Return what takes attributes of a test, which are the session's affair."""
+        return self
+
+    def add_attribute(self, name: str, value: object) -> None:
+        """Leave out an attribute of a test."""
 
 
 def _run_items(session: pytest.Session, items: Sequence[pytest.Item]) -> None:

@@ -21,7 +21,7 @@ UNREAD = "ValueError: invalid literal for int() with base 10: 'GPU-8f2'"
 
 
 def result(outcome: Outcome, directory: Path | None = None, reason: str = "") -> UnitResult:
-    return UnitResult(Unit("test_a.py", Need(), NeedSource.AST), outcome, reason, directory=str(directory or ""))
+    return UnitResult(Unit("test_a.py", Need(), NeedSource.IMPORT), outcome, reason, directory=str(directory or ""))
 
 
 def gpu(uuid: str = "GPU-8f2", **fields: bool) -> Gpu:

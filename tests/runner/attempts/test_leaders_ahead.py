@@ -140,18 +140,6 @@ def is_running(pid: int) -> bool:
     return process is not None and not process.is_zombie
 
 
-def test_one_without_the_latest_imports_is_dismissed(ahead: Supervisors, parent: Parent, spec: MakeSpec) -> None:
-    async def scenario() -> tuple[int, ProcessEnd, int]:
-        _, first = await has_run(ahead, spec("pass", session=SESSION))
-        parent.generation += 1
-        end, second = await has_run(ahead, spec("pass", session=SESSION))
-        return first, end, second
-
-    first, end, second = asyncio.run(scenario())
-    assert end.exit_code == 0 and first != second
-    assert parent.num_forks == 4, "the dismissed one, one in its stead, and those before and after"
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["kill", "timeout", "lost"])
 def test_the_tree_of_one_is_ended_whole(

@@ -1,4 +1,4 @@
-"""Needs of files without one: which files get the default, what it is, and what --isolate worker makes of budgets."""
+"""Needs of files without one: which files get the default, and what it is."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tests.support.packing_cases import inventory
 TWO_KINDS = inventory((1, "A100", 40.0), (1, "H100", 80.0))
 MARKED = Need(gpus=2)
 UNITS = (
-    Unit("plain.py", Need(), NeedSource.AST),
+    Unit("plain.py", Need(), NeedSource.IMPORT),
     Unit("imported.py", Need(), NeedSource.IMPORT),
     Unit("marked.py", MARKED, NeedSource.IMPORT),
     Unit("table.py", Need(), NeedSource.TABLE),

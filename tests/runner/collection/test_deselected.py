@@ -16,8 +16,7 @@ from harness.runner.collection.collect import Collected
 from harness.runner.collection.deselected import set_aside_deselected
 from harness.runner.need import Need
 from harness.runner.units import NeedSource, Outcome, Unit
-from tests.runner.collection.test_collect import ROOT, Suite, marked
-from tests.runner.collection.test_collect_again import Remembering
+from tests.support.collected import ROOT, collect_in
 from tests.support.suite_runs import Done, run, write_suite
 
 WORDS = ("fast", "slow", "wide", "deep")
@@ -45,11 +44,8 @@ arguments = st.lists(
 ).map(lambda found: tuple(word for words in found for word in words))
 
 
-@pytest.fixture
-def suite(tmp_path: Path) -> Suite:
-    made = Suite(tmp_path / "suite", tmp_path / "scratch")
-    made.write({"pytest.ini": SETTINGS})
-    return made
+def marked(num_gpus: int) -> str:
+    return f"import pytest\npytestmark = pytest.mark.gpus({num_gpus})\ndef test_x(): pass\n"
 
 
 def file_text(tests: list[tuple[str, frozenset[str], int]]) -> str:
@@ -78,10 +74,11 @@ def test_the_selected_tests_are_those_of_one_plain_pytest(
     texts: list[list[tuple[str, frozenset[str], int]]], args: tuple[str, ...]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        suite = Suite(Path(directory, "suite"), Path(directory, "scratch"))
-        suite.write({"pytest.ini": SETTINGS} | {f"test_{n}.py": file_text(each) for n, each in enumerate(texts)})
-        wanted = selected_by_pytest(suite.root, args)
-        collected = set_aside_deselected(suite.collect(pytest_args=args, imports_all=True))
+        root = Path(directory, "suite")
+        root.mkdir()
+        write_suite(root, {"pytest.ini": SETTINGS} | {f"test_{n}.py": file_text(each) for n, each in enumerate(texts)})
+        wanted = selected_by_pytest(root, args)
+        collected = set_aside_deselected(collect_in(root, pytest_args=args))
         assert {test.nodeid for file in collected.files.values() for test in file.tests or ()} == wanted
         num_tests = {f"test_{n}.py": sum(num for _, _, num in each) for n, each in enumerate(texts)}
         with_tests = {nodeid.partition("::")[0] for nodeid in wanted}
@@ -91,62 +88,37 @@ def test_the_selected_tests_are_those_of_one_plain_pytest(
 
 
 @pytest.mark.full
-def test_a_file_needs_what_its_selected_tests_need(suite: Suite) -> None:
-    suite.write({"test_a.py": TWO})
-    assert suite.collect().units[0].need == Need(gpus=2)
-    collected = suite.collect(pytest_args=("-k", "small"), imports_all=True)
-    assert collected.units[0].need == Need(gpus=1)
-    assert collected.asks["test_a.py"] == {"test_small": Need(gpus=1)}
-    assert suite.collect("test_a.py::test_small").units[0].need == Need(gpus=1)
-    assert suite.collect("test_a.py::test_small", "test_a.py::test_big").units[0].need == Need(gpus=2)
-    assert suite.collect("test_a.py::test_sma").units[0].need == Need(gpus=2)
+def test_a_file_needs_what_its_selected_tests_need(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_a.py": TWO})
+
+    def need(*paths: str, pytest_args: tuple[str, ...] = ()) -> Need:
+        (unit,) = collect_in(tmp_path, *paths, pytest_args=pytest_args).units
+        return unit.need
+
+    assert need() == Need(gpus=2)
+    assert need(pytest_args=("-k", "small")) == Need(gpus=1)
+    assert need("test_a.py::test_small") == Need(gpus=1)
+    assert need("test_a.py::test_small", "test_a.py::test_big") == Need(gpus=2)
+    assert collect_in(tmp_path, "test_a.py::test_sma").not_found.keys() == {"test_a.py"}
 
 
 @pytest.mark.full
-def test_a_file_that_mentions_no_gpus_is_imported_only_if_that_is_asked_for(suite: Suite) -> None:
-    suite.write({"test_a.py": marked("1"), "test_b.py": "def test_b(): pass\n"})
-    args = ("-k", "nothing")
-    without, with_all = suite.collect(pytest_args=args), suite.collect(pytest_args=args, imports_all=True)
-    assert list(without.why_imported) == ["test_a.py"]
-    assert list(with_all.why_imported) == ["test_a.py", "test_b.py"]
-    assert list(set_aside_deselected(without).kept) == ["test_a.py"]
-    assert list(set_aside_deselected(with_all).kept) == ["test_a.py", "test_b.py"]
-
-
-@pytest.mark.full
-def test_the_history_does_not_mix_selections(suite: Suite) -> None:
-    suite.write({"test_a.py": TWO, "test_b.py": marked("4")})
-    memory = Remembering()
-
-    def needs(*args: str) -> tuple[list[Need], list[str], list[str]]:
-        collected = suite.collect(pytest_args=args, memory=memory, context=json.dumps(args), imports_all=bool(args))
-        found = set_aside_deselected(collected) if args else collected
-        return [unit.need for unit in found.units], list(found.kept), list(collected.why_imported)
-
-    both = ["test_a.py", "test_b.py"]
-    assert needs("-k", "small") == ([Need(gpus=1)], ["test_b.py"], both)
-    assert needs("-k", "small") == ([Need(gpus=1)], ["test_b.py"], [])
-    assert needs() == ([Need(gpus=2), Need(gpus=4)], [], both)
-
-
-@pytest.mark.full
-def test_files_that_may_end_otherwise_run(suite: Suite) -> None:
-    suite.write({"test_empty.py": "", "test_broken.py": "import no_such\n", "test_named.py": TWO})
-    suite.write({"test_skips.py": "import pytest\npytest.importorskip('surely_not_there')\n"})
-    paths = ("test_empty.py", "test_broken.py", "test_named.py::test_big", "test_skips.py")
-    collected = suite.collect(*paths, pytest_args=("-k", "nothing"), imports_all=True)
+def test_files_that_may_end_otherwise_run(tmp_path: Path) -> None:
+    files = {"test_empty.py": "", "test_broken.py": "import no_such\n"}
+    files["test_skips.py"] = "import pytest\npytest.importorskip('surely_not_there')\n"
+    collected = collect_in(write_suite(tmp_path, files), pytest_args=("-k", "nothing"))
     assert set_aside_deselected(collected).kept == {}
     assert {unit.path: unit.can_run for unit in collected.units}["test_broken.py"] is False
 
 
 @pytest.mark.full
-def test_files_that_run_together_are_set_aside_only_if_none_has_a_test(suite: Suite) -> None:
-    suite.write({"test_a.py": TWO, "test_b.py": marked("1")})
+def test_files_that_run_together_are_set_aside_only_if_none_has_a_test(tmp_path: Path) -> None:
+    write_suite(tmp_path, {"test_a.py": TWO, "test_b.py": marked(1)})
     both = Unit("test_b.py", Need(gpus=2), NeedSource.IMPORT, together=("test_a.py", "test_b.py"))
 
     def kept(*args: str) -> dict[str, int]:
-        collected = suite.collect(pytest_args=args, imports_all=True)
-        joined = Collected((both,), suite.root, (), files=collected.files)
+        collected = collect_in(tmp_path, pytest_args=args)
+        joined = Collected((both,), tmp_path, (), files=collected.files)
         return {path: result.num_deselected for path, result in set_aside_deselected(joined).kept.items()}
 
     assert kept("-k", "nothing") == {"test_b.py": 3}
@@ -206,7 +178,7 @@ def test_files_without_a_selected_test_are_counted_and_not_listed(tmp_path: Path
         assert not [line for line in done.stdout.splitlines() if "test_3.py" in line]
         assert "  tests: 1 passed, 9 deselected; 9 files without a selected test\n" in done.stdout
         at_start = [line for line in done.stdout.splitlines() if "deselected       9 files without" in line]
-        assert len(at_start) == (gpus != "none")
+        assert len(at_start) == 1
 
 
 @pytest.mark.parametrize("gpus", ["sim:1", pytest.param("none", marks=pytest.mark.full)])
@@ -214,12 +186,12 @@ def test_a_run_in_which_nothing_is_selected_ends_as_pytest_does(tmp_path: Path, 
     done = run(write_suite(tmp_path, {"test_a.py": "def test_a(): pass\n"}), "run", "--gpus", gpus, "-m", "nothing")
     assert (done.code, done.outcomes) == (ExitCode.NOTHING_COLLECTED, {"test_a.py": "no_tests"})
     assert done.results["test_a.py"]["num_deselected"] == 1
-    assert len(done.of("attempt_started")) == (gpus == "none")
+    assert done.of("attempt_started") == []
 
 
 @pytest.mark.parametrize(
     "isolate",
-    ["file", pytest.param("worker", marks=pytest.mark.full), pytest.param("interpreter", marks=pytest.mark.full)],
+    ["file", pytest.param("interpreter", marks=pytest.mark.full)],
 )
 def test_parts_of_a_file_count_a_deselected_test_once(tmp_path: Path, isolate: str) -> None:
     texts = "import pytest\n" + "".join(

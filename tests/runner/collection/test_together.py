@@ -65,7 +65,7 @@ def collected(*units: Unit) -> Collected:
 
 
 def unit(path: str, need: Need = NO_NEED, **more: Any) -> Unit:
-    return Unit(path, need, NeedSource.AST, **more)
+    return Unit(path, need, NeedSource.IMPORT, **more)
 
 
 def test_a_group_needs_what_any_of_its_files_needs() -> None:

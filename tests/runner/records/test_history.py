@@ -32,7 +32,7 @@ def result(
     duration_s: float = 10.0,
     outcome: Outcome = Outcome.PASSED,
     *,
-    source: NeedSource = NeedSource.AST,
+    source: NeedSource = NeedSource.IMPORT,
     collected: Need | None = None,
     selection: tuple[str, ...] = (),
 ) -> UnitResult:
@@ -99,29 +99,6 @@ def test_estimates_stay_near_what_is_known(size: int, known: list[tuple[int, flo
         assert estimate_s(size + 1, known) >= estimate
 
 
-def test_a_disagreeing_file_is_imported_until_it_changes(path: Path, tmp_path: Path) -> None:
-    agrees, other = Need(1), Need(4)
-    file = tmp_path / "tests" / "test_a.py"
-    file.parent.mkdir()
-    file.write_bytes(b"#" * SIZES["tests/test_a.py"])
-
-    def flagged() -> bool:
-        with History.open(path) as kept:
-            return kept.to_import(tmp_path) == {"tests/test_a.py"}
-
-    record(path, result(collected=agrees))
-    assert not flagged()
-    record(path, result(collected=other))
-    assert flagged()
-    record(path, result(collected=agrees, source=NeedSource.IMPORT))
-    assert flagged(), "it agrees only because it was imported"
-    file.write_bytes(b"another file now: its markers may be readable")
-    assert not flagged()
-    file.write_bytes(b"#" * SIZES["tests/test_a.py"])
-    record(path, result(collected=agrees))
-    assert not flagged()
-
-
 def make_truncated(path: Path) -> None:
     record(path, *(result(f"tests/test_{i}.py" * 20) for i in range(200)))
     os.truncate(path, path.stat().st_size // 2)
@@ -186,7 +163,7 @@ from harness.runner.records.history import History
 from harness.runner.units import Need, NeedSource, Outcome, Unit, UnitResult
 with History.open(Path(sys.argv[1])) as kept:
     for number in range(40):
-        unit = Unit(f"tests/test_{sys.argv[2]}_{number}.py", Need(), NeedSource.AST)
+        unit = Unit(f"tests/test_{sys.argv[2]}_{number}.py", Need(), NeedSource.IMPORT)
         kept.record(UnitResult(unit, Outcome.PASSED, duration_s=1.0 + number), 1)
     print(*kept.notes)
 """

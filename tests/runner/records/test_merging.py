@@ -37,7 +37,7 @@ class Record:
     failed_workers: tuple[WorkerFailure, ...] = ()
 
     def write(self, path: Path) -> Path:
-        units = tuple(Unit(name, Need(), NeedSource.AST) for name in self.outcomes)
+        units = tuple(Unit(name, Need(), NeedSource.IMPORT) for name in self.outcomes)
         number, count = self.shard or (1, 1)
         shard = ShardPlan(number, count, 9, self.partition) if self.shard else None
         told: list[events.Event] = [events.RunStarted(0.0, path.name, str(path), (), (), (), "cgroup", 2)]

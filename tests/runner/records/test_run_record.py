@@ -146,7 +146,7 @@ def test_after_a_refused_lease_a_file_is_where_it_ran_before(path: Path, is_rest
         AttemptStarted(8.0, LATE, ("GPU-0001",), 3, "before"),
         TestStarted(8.0, LATE, test, None),
         TestFinished(9.0, LATE, test, "failed", 1.0),
-        AttemptFailed(9.0, LATE, 1, 2, UnitResult(Unit(LATE, Need(1), NeedSource.AST), Outcome.FAILED), (), is_rest),
+        AttemptFailed(9.0, LATE, 1, 2, UnitResult(Unit(LATE, Need(1), NeedSource.IMPORT), Outcome.FAILED), (), is_rest),
     ]
     span = read_run_record(path, *before, *refused(10.0)).files[LATE]
     assert (span.start_s, span.gpu_ids, span.directory) == (8.0, ("GPU-0001",), "before")

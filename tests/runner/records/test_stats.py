@@ -27,7 +27,7 @@ GPUS = ("SIM-0", "SIM-1", "SIM-2", "SIM-3")
 
 
 def unit(path: str, num_gpus: int = 0) -> Unit:
-    return Unit(path, Need(num_gpus), NeedSource.AST)
+    return Unit(path, Need(num_gpus), NeedSource.IMPORT)
 
 
 def begin(num_gpus: int = 4) -> RunStarted:

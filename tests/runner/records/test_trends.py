@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def result(name: str = A, outcome: Outcome = Outcome.PASSED, duration_s: float = 2.0, **fields: object) -> UnitResult:
-    unit = Unit(name, Need(), NeedSource.AST, **fields)  # type: ignore[arg-type]
+    unit = Unit(name, Need(), NeedSource.IMPORT, **fields)  # type: ignore[arg-type]
     return UnitResult(unit, outcome, duration_s=duration_s)
 
 

@@ -29,7 +29,7 @@ def recorded(root: Path, result: UnitResult | None, report: list[dict[str, objec
     hello = [{"k": "hello", "version": 1, "pid": 1}, {"k": "collected", **RECORDS["collected"]}]
     lines = [json.dumps(record) + "\n" for record in [*hello, *report]]
     (directory / "units" / "0000" / "report.jsonl").write_text("".join(lines))
-    unit = Unit("a.py", Need(), NeedSource.AST)
+    unit = Unit("a.py", Need(), NeedSource.IMPORT)
     told: list[events.Event] = [
         events.RunStarted(0.0, name, str(directory), (), (), (), "cgroup", 1),
         events.CollectionFinished(0.0, (unit,), (1.0,), 1.0, 1.0, 1.0),
@@ -41,7 +41,7 @@ def recorded(root: Path, result: UnitResult | None, report: list[dict[str, objec
 
 
 def ended(outcome: Outcome, *selection: str) -> UnitResult:
-    return UnitResult(Unit("a.py", Need(), NeedSource.AST, selection=selection), outcome)
+    return UnitResult(Unit("a.py", Need(), NeedSource.IMPORT, selection=selection), outcome)
 
 
 START_Y: dict[str, object] = {"k": "start", "id": "a.py::y", "timeout_s": None}
@@ -81,7 +81,7 @@ def collection(root: Path, **selections: tuple[str, ...]) -> Collected:
     for name in selections:
         (root / f"{name}.py").write_text("def test_x(): pass\nasync def test_y(): pass\n")
     units = tuple(
-        Unit(f"{name}.py", Need(), NeedSource.AST, selection=tuple(f"{name}.py::{test}" for test in tests))
+        Unit(f"{name}.py", Need(), NeedSource.IMPORT, selection=tuple(f"{name}.py::{test}" for test in tests))
         for name, tests in selections.items()
     )
     return Collected(units, root, ())
@@ -147,7 +147,7 @@ def test_whole_runs_repeat_what_failed_until_nothing_does(tmp_path: Path) -> Non
 
 
 def test_a_failure_stays_until_its_test_has_run_again(tmp_path: Path) -> None:
-    a, b = (Unit(f"{name}.py", Need(), NeedSource.AST) for name in "ab")
+    a, b = (Unit(f"{name}.py", Need(), NeedSource.IMPORT) for name in "ab")
     runs = tmp_path / ".rlharness" / "runs"
 
     def ran(name: str, *results: UnitResult) -> None:
@@ -173,11 +173,11 @@ def test_a_failure_stays_until_its_test_has_run_again(tmp_path: Path) -> None:
 def test_a_run_of_one_test_keeps_the_failures_of_the_others(tmp_path: Path) -> None:
     recorded(
         tmp_path,
-        UnitResult(Unit("a.py", Need(), NeedSource.AST), Outcome.FAILED),
+        UnitResult(Unit("a.py", Need(), NeedSource.IMPORT), Outcome.FAILED),
         [end("x", "failed"), end("y", "failed"), end("z", "passed")],
         "1",
     )
-    selected = Unit("a.py", Need(), NeedSource.AST, selection=("a.py::x",))
+    selected = Unit("a.py", Need(), NeedSource.IMPORT, selection=("a.py::x",))
     directory = recorded(tmp_path, UnitResult(selected, Outcome.PASSED), [], "2")
     report = [
         {"k": "hello", "version": 1, "pid": 1},

@@ -142,7 +142,7 @@ def test_a_run_of_some_tests_does_not_speak_for_all(tmp_path: Path) -> None:
 
 
 def unit(path: str, digest: str = "d", **more: Any) -> Unit:
-    return Unit(path, Need(), NeedSource.AST, digest=digest, **more)
+    return Unit(path, Need(), NeedSource.IMPORT, digest=digest, **more)
 
 
 def kept_of(earlier: Unit, outcome: Outcome, now: Unit) -> Mapping[str, UnitResult]:

@@ -9,7 +9,7 @@ from tests.support.suite_runs import run, write_suite
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 RUN = ("run", "--gpus", "none", "--no-split", "--no-check-leaning", "--grace", "1", "--json", "--isolate")
-MODES = ("file", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("worker", "test", "interpreter")))
+MODES = ("file", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("test", "interpreter")))
 AFTER = "def test_before(): pass\ndef test_it({fixture}): {statement}\ndef test_after(): pass\n"
 ENDS = {
     "interrupts": ("raise KeyboardInterrupt", "crashed", {"passed": 2, "unfinished": 1}, "test_it"),

@@ -86,21 +86,6 @@ def test_pytest_cov_measures_as_in_one_process(tmp_path: Path, plain: Measured, 
 
 
 @pytest.mark.full
-def test_a_worker_measures_every_file_and_the_end_of_its_session(tmp_path: Path) -> None:
-    fixture = "\nimport pytest\n@pytest.fixture(scope='session', autouse=True)\ndef last():\n    yield\n"
-    fixture += "    import pkg.at_end\n    pkg.at_end.value()\n"
-    files = {**FILES, "conftest.py": FILES["conftest.py"] + fixture, "pkg/at_end.py": "def value():\n    return 1\n"}
-    directory = write_suite(tmp_path / "plain", files)
-    call(directory, "pytest", "-p", "pytest_cov.plugin", *COV, "tests")
-    expected = measured(directory)
-    assert expected["at_end.py"][0] == (1, 2)
-    directory = write_suite(tmp_path / "workers", files)
-    done = run(directory, "run", "--gpus", "none", "--isolate", "worker", "--", *COV, env=by_pytest_cov(directory))
-    assert set(done.outcomes.values()) == {"passed"}
-    assert measured(directory) == expected
-
-
-@pytest.mark.full
 def test_process_start_measures_as_in_one_process(tmp_path: Path, plain: Measured) -> None:
     write_suite(tmp_path, {**FILES, "tests/test_crash.py": CRASHES})
     variable = {"COVERAGE_PROCESS_START": str(tmp_path / "coverage.toml")}

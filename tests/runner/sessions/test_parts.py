@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.runner.report_file import read_report
+from tests.support.collected import collect_in
 from tests.support.suite_runs import ROOT, Done, run, write_suite
 
 MANY = """
@@ -77,11 +77,10 @@ class TestU(unittest.TestCase):
 
 
 def test_ties_are_those_of_the_suite(tmp_path: Path) -> None:
-    write_suite(tmp_path, {"test_t.py": TIED, "test_m.py": UNITTEST})
-    plugins = ("-p", "harness.plugin", "-p", "harness.runner.collection.discovery", "--rlharness-report", "r.jsonl")
-    done = pytest_in(tmp_path, "--collect-only", *plugins, "test_t.py", "test_m.py")
+    files = collect_in(write_suite(tmp_path, {"test_t.py": TIED, "test_m.py": UNITTEST})).files
     module = "module-fixture setup_module"
-    assert {test.nodeid.partition("::")[2]: set(test.ties) for test in read_report(tmp_path / "r.jsonl").listed} == {
+    ties = {test.nodeid.partition("::")[2]: set(test.ties) for file in files.values() for test in file.tests or ()}
+    assert ties == {
         "TestOfClass::test_a": {"class test_t.py::TestOfClass"},
         "TestOfClass::test_b": {"class test_t.py::TestOfClass"},
         "TestSetup::test_a": {"class test_t.py::TestSetup"},
@@ -92,20 +91,7 @@ def test_ties_are_those_of_the_suite(tmp_path: Path) -> None:
         "test_free[2]": set(),
         "test_m": {module},
         "TestU::test_u": {module, "class test_m.py::TestU"},
-    }, done.stdout
-
-
-@pytest.mark.full
-def test_the_first_part_runs_what_no_other_has(tmp_path: Path) -> None:
-    write_suite(tmp_path, {"test_p.py": "def test_a(): pass\ndef test_b(): pass\ndef test_new(): pass\n"})
-    ran = []
-    for part in ({"others": ["test_p.py::test_b", "test_p.py::test_gone"]}, {"mine": ["test_p.py::test_b"]}):
-        (tmp_path / "part.json").write_text(json.dumps(part))
-        done = pytest_in(
-            tmp_path, "-vv", "-p", "harness.runner.sessions.parts", "--rlharness-part=part.json", "test_p.py"
-        )
-        ran.append([line.partition(" ")[0] for line in done.stdout.splitlines() if " PASSED" in line])
-    assert ran == [["test_p.py::test_a", "test_p.py::test_new"], ["test_p.py::test_b"]]
+    }
 
 
 def test_plain_pytest_knows_the_marker(tmp_path: Path) -> None:

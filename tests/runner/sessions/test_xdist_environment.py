@@ -25,7 +25,7 @@ def test_worker(worker_id, testrun_uid):
 """
 
 
-FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("worker", "interpreter", "test")]
+FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("interpreter", "test")]
 
 
 @pytest.mark.parametrize("isolate", ["file", *FULL[:2]])
