@@ -99,7 +99,7 @@ def isolation_text(note: IsolationNote) -> str:
     more = f" ({detail})" if detail else ""
     subject = "the file" if note.path else "the suite"
     why = note.reason(subject=subject, detail=detail, more=more, name=name, reader=reader) if note.reason else detail
-    processes = f"{count(num, 'process', 'processes')} {'has' if num == 1 else 'have'}" if num else f"{note.path} has"
+    processes = f"{count(num, 'process', 'processes')} {'has' if num == 1 else 'have'}" if num else "each file has"
     files, each, whose = note.path or count(num, "file"), " each" if num > 1 else "", "their" if num else "its"
     values: dict[str, Any] = {"path": note.path, "detail": detail, "files": files, "each": each, "whose": whose}
     return str(note.code(processes=processes, why=why, **values))

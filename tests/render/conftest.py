@@ -14,7 +14,6 @@ from harness.runner.events import (
     AttemptStarted,
     AttemptTerminating,
     CollectionFinished,
-    CollectionProgress,
     DumpRequested,
     Event,
     GpuQuarantined,
@@ -186,8 +185,6 @@ def beginning(root: Path) -> list[Event]:
     expected_s = (3.0, 2.0, 5.0, 0.0, 1.0, 9.0, 4.0, 1.0, 1.0)
     return [
         RunStarted(0.0, "20260101-120000-k3f9", str(root), cards, busy, ("TMPDIR moved to /tmp/rlh",), "cgroup", 2),
-        CollectionProgress(0.2, 1, 3),
-        CollectionProgress(11.0, 2, 3),
         CollectionFinished(12.0, UNITS, expected_s, 14.0, 12.5, 12.0),
     ]
 

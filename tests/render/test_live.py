@@ -25,8 +25,6 @@ def progress(*attempts: Running, **fields: Any) -> Progress:
     return Progress(
         **{
             "num_units": 10,
-            "num_collect_done": 0,
-            "num_collect_total": 0,
             "outcomes": {Outcome.PASSED: 3, Outcome.FAILED: 1},
             "running": attempts,
             "num_gpus": 2,

@@ -52,22 +52,8 @@ def test_the_record_lies_beside_the_configuration(tmp_path: Path) -> None:
     home = tmp_path / ".rlharness"
     assert sorted(path.name for path in home.iterdir()) == [".gitignore", "runs"]
     assert not (tmp_path / "cache").exists(), "history-free: no history"
-    assert sorted(path.name for path in done.record.iterdir()) == [MARK, "events.jsonl", "run.html", "units"]
+    assert sorted(path.name for path in done.record.iterdir()) == [MARK, "events.jsonl", "run.html", "session.log", "units"]
     assert sorted(path.name for path in (done.record / "units" / "0000").iterdir()) == ["output.log", "report.jsonl"]
-
-
-SECRET_NEED = "import pytest\nglobals()['pytest' + 'mark'] = getattr(pytest.mark, 'gp' + 'us')(1)\n" + QUICK
-
-
-@pytest.mark.full
-def test_the_history_knows_files_by_the_suites_own_root(tmp_path: Path) -> None:
-    write_suite(tmp_path, {"suite/pytest.ini": "[pytest]\n", "suite/tests/test_a.py": SECRET_NEED})
-    sources = []
-    for _ in range(2):
-        done = run(tmp_path, "run", "--gpus", "sim:1", "suite/tests")
-        assert done.outcomes == {"tests/test_a.py": "passed"}
-        sources.append(done.results["tests/test_a.py"]["unit"]["source"])
-    assert sources == ["ast", "import"]
 
 
 @pytest.mark.full

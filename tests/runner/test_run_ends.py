@@ -102,7 +102,7 @@ def test_an_interrupted_collection_ends_the_run_and_runs_nothing(tmp_path: Path)
         "cancel_requested",
         "run_finished",
     ]
-    assert done.events[2]["reason"] == "SIGINT during collection"
+    assert done.events[1]["reason"] == "SIGINT during collection"
     assert '"exit_code": 2' in done.stdout
 
 
@@ -315,5 +315,4 @@ def test_a_lone_file_that_hangs_at_import_has_the_limit_of_a_file(tmp_path: Path
     suite = write_suite(tmp_path / "suite", {"test_hangs.py": "import time\ntime.sleep(600)\ndef test_a(): pass\n"})
     done = run(suite, "run", "--gpus", "none", "--timeout", "2", "--grace", "1")
     assert (done.code, done.outcomes) == (1, {"test_hangs.py": "collect_timeout"})
-    assert [event["num_done"] for event in done.of("collection_progress")] == [0, 1]
     assert not done.of("attempt_started")

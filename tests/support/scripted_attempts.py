@@ -6,7 +6,7 @@ of attempts and wait for none.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ class ScriptedSuite:
         self._stops_after = stops_after
         self.heard: list[tuple[list[Path], dict[str, str]]] = []
 
-    def why_own(self, paths: Iterable[str], env: Mapping[str, str]) -> None:
+    def why_own(self, env: Mapping[str, str]) -> None:
         """Have every file forked."""
 
     async def replay(self, reports: Sequence[Path], lost: Mapping[str, str]) -> str:

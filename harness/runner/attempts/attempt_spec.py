@@ -10,6 +10,7 @@ from harness.process.ports import PortBlocks
 from harness.process.supervisor_client import ProcessSpec, Supervisors
 from harness.runner.collection.collect import Collected
 from harness.runner.options import RunOptions
+from harness.runner.report_file import ListedTest
 from harness.runner.reruns.retries import Retries
 from harness.runner.schedule.leases import Lease
 from harness.runner.selections import split_node_id, split_selections
@@ -90,7 +91,7 @@ class AttemptSpecs:
                 *paths,
             ),
             session=None
-            if tests is None or self.options.isolate == "interpreter" or self.suite.why_own(files, env)
+            if tests is None or self.options.isolate == "interpreter" or self.suite.why_own(env)
             else {
                 "items": [test.number for test in tests],
                 "files": files,
@@ -98,6 +99,7 @@ class AttemptSpecs:
                 "report": report,
                 "basetemp": basetemp,
                 "grace_s": grace_s,
+                **self._late(unit, files, tests, rest),
             },
             cwd=str(invocation.cwd),
             env=env,
@@ -107,6 +109,23 @@ class AttemptSpecs:
             startup_timeout_s=self.options.collect_timeout_s,
             grace_s=self.options.grace_s,
         )
+
+    def _late(
+        self, unit: Unit, files: Sequence[str], tests: Sequence[ListedTest], rest: Sequence[str]
+    ) -> dict[str, object]:
+        """What a process collects itself: `only` these tests, or all `without` those of other parts."""
+        if not any(self.collected.files[path].is_late for path in files):
+            return {"late": [], "only": None, "without": None}
+        is_whole = not rest and unit.part is None
+        asked = unit.selection or unit.together or (unit.file_path,) if is_whole else files
+        mine = [test.nodeid for test in tests]
+        others = {test.nodeid for test in self.collected.files[unit.file_path].tests or ()} - {*mine}
+        is_first = unit.part is not None and unit.part.number == 1 and not rest and not unit.selection
+        return {
+            "late": [self.from_cwd(path) for path in asked],
+            "only": None if is_whole or is_first else mine,
+            "without": sorted(others) if is_first else None,
+        }
 
     def _env(self, lease: Lease, tmpdir: str, marker: str) -> dict[str, str]:
         return child_env(

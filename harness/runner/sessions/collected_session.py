@@ -9,17 +9,19 @@ the cache and the hooks of the suite see one session. With `--rlharness-serve=FD
 and writes to `--rlharness-found=FILE`, a JSON line each, what it imports before it does (`importing`, `imported`), and
 at last every file with its tests. `--rlharness-left-out=WHY:PATH` names a file that ended an earlier session.
 
-A file that does at its import what must not be shared (`fork_hazards`) poisons: the session ends, the standby goes on
-without it, and the file gets an interpreter of its own. After MAX_POISONED of them, the session goes on poisoned, and
-every file gets one.
+A file that does at its import what must not be shared (`fork_hazards`) poisons: the session ends, and the standby goes
+on without it. Such a file is collected late, by its own leader, which has its GPUs by then; the standby imports what is
+installed among the modules that it has imported, so that this costs no more than the file.
 """
 
 import gc
+import importlib
 import itertools
 import json
 import os
 import socket
 import sys
+import sysconfig
 import traceback
 import types
 import warnings
@@ -51,16 +53,18 @@ from harness.process.supervisor.fork_server import serve
 from harness.process.supervisor.forked_leader import ParentState, begin_fork, end
 from harness.process.supervisor.main import supervise
 from harness.runner.sessions import own_coverage
-from harness.runner.sessions.forked_tests import run_forked
+from harness.runner.sessions.forked_tests import can_fork, run_forked
 from harness.runner.sessions.threads_before import other_threads, plugin_of
 from harness.runner.sessions.ties import ties_of
 from harness.runner.sessions.xdist_fixtures import NUM_WORKERS
 
 STANDBY_S = 0.3
 """Between two forks of a standby: so much of a collection is done twice at most."""
-MAX_POISONED = 3
 POISONED = 117
 """Exit code of a session that a file has poisoned."""
+MAX_AHEAD = 1000
+"""Modules that a standby imports at most, after a file that poisoned."""
+MAX_ORDER_BYTES = 1 << 18
 REPORTING = (
     *("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish", "pytest_warning_recorded"),
     *("pytest_sessionfinish", "pytest_terminal_summary", "pytest_keyboard_interrupt"),
@@ -68,6 +72,7 @@ REPORTING = (
 """Hooks that the session calls for its leaders."""
 UNWRITABLE = "the list of test files cannot be written"
 """Begin of pytest's error where FILE cannot be written."""
+INSTALLED = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
 KEY = pytest.StashKey["CollectedSession"]()
 
 
@@ -98,7 +103,8 @@ class _LeftOut:
     @pytest.hookimpl(tryfirst=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> pytest.CollectReport | None:
         """Have nothing collected from such a file."""
-        if isinstance(collector, pytest.File) and self._session.why_left_out(collector.path):
+        session = self._session
+        if isinstance(collector, pytest.File) and not session.is_child and session.why_left_out(collector.path):
             return pytest.CollectReport(collector.nodeid, "passed", None, [])
         return None
 
@@ -223,31 +229,41 @@ class CollectedSession:
         self._renew_standby()
         if self.why_left_out(path):  # this process is the standby, which was woken
             return (yield)
-        before = len(self._watch.reads)
+        before, modules = len(self._watch.reads), len(sys.modules)
         self.note("importing", path=str(path))
         report = yield
         if self._hazard is None:
             found = self._watch.hazard([self._standby])
-            if found is None and len(self._watch.reads) > before:
-                name, reader = [*self._watch.reads.items()][-1]
-                found = "reads", f"{name} {reader}"
-            if found is not None:
-                self._poison(collector, report, found)
+            if found is not None or len(self._watch.reads) > before:
+                self._poison(collector, report, [*itertools.islice(sys.modules, modules, None)])
         self.note("imported", path=str(path))
         return report
 
-    def _poison(self, collector: pytest.Collector, report: pytest.CollectReport, found: tuple[str, str]) -> None:
-        """End this session, for a standby to go on; not where too many files are like that."""
-        if list(self.left_out.values()).count("poisoned") >= MAX_POISONED:
-            self._hazard = found
-            self._drop_standby()
-            return
-        with suppress(BaseException):
-            items = [item for node in report.result for item in collector.session.genitems(node)]
-            self.note("poisoned", path=str(collector.path), why=found, **self._asks(items))
-            os._exit(POISONED)
-        self.note("poisoned", path=str(collector.path), why=found, need=NOTHING, asks={})
+    def _poison(self, collector: pytest.Collector, report: pytest.CollectReport, modules: Sequence[str]) -> NoReturn:
+        """End this session, for a standby to go on; first, say what the file holds, and which modules it imports."""
+        try:
+            session, config = collector.session, self.config
+            items = [item for node in report.result or () for item in session.genitems(node)]
+            config.hook.pytest_collection_modifyitems(session=session, config=config, items=items)
+            tests = self._tests(((-number, item) for number, item in enumerate(items, 1)))
+        except BaseException:  # its own leader will see what it is
+            tests = self._tests(())
+        ahead = [name for name in modules if _is_installed(name)][:MAX_AHEAD]
+        num = self.num_deselected[self.files.get(collector.path, "")]
+        self.note("poisoned", path=str(collector.path), modules=ahead, errors=[], deselected=num, **tests)
         os._exit(POISONED)
+
+    def _import_ahead(self, modules: Sequence[str]) -> None:
+        """Import modules for all files to come, if this does nothing that must not be shared: in a fork at first."""
+        if not modules:
+            return
+        before = len(self._watch.reads)
+        pid = os.fork()
+        if not pid:
+            _import_all(modules)
+            os._exit(self._watch.hazard() is not None or len(self._watch.reads) > before)
+        if os.waitpid(pid, 0)[1] == 0:
+            _import_all(modules)
 
     def _renew_standby(self) -> None:
         """Fork a standby, and end the one before. Returns in the standby too, once it is woken."""
@@ -264,13 +280,15 @@ class CollectedSession:
             self._standby, self._forked_s = pid, self._clock.monotonic_s()
             self.note("standby", pid=pid)
             return
-        order = self._socket.recv(1 << 16)
-        if not order:  # the runner has gone, or needs it no more
+        text = self._socket.recv(MAX_ORDER_BYTES)
+        if not text:  # the runner has gone, or needs it no more
             os._exit(0)
         syscalls.die_with_parent()
-        self.left_out[json.loads(order)["path"]] = json.loads(order)["why"]
+        order = json.loads(text)
+        self.left_out[order["path"]] = order["why"]
         self._standby, self._forked_s = 0, float("-inf")
         _give_new_files(self.config)
+        self._import_ahead(order["modules"])
         self._renew_standby()
 
     def _drop_standby(self) -> None:
@@ -317,17 +335,24 @@ class CollectedSession:
     def _file_of(self, item: pytest.Item) -> str:
         return self.files.get(item.path) or item.nodeid.partition("::")[0]
 
-    def _asks(self, items: Sequence[pytest.Item]) -> dict[str, Any]:
-        """Return the need of tests, of all and of each by its name, or why their markers cannot be used."""
+    def _tests(self, numbered: Iterable[tuple[int, pytest.Item]]) -> dict[str, Any]:
+        """Return the tests of a file, as (number, node id, number of its need, ties), and what they need.
+
+        Of a file with a marker that cannot be used, the reason.
+        """
+        tests, needs, asks = list(numbered), dict[str, int](), dict[str, NeedJson]()
+        rows = []
         try:
-            asks: dict[str, NeedJson] = {}
-            for item in items:
+            for number, item in tests:
                 timeout_of_item(item)
-                test = item.nodeid.partition("::")[2].partition("[")[0]
-                asks[test] = merge_needs([asks.get(test, NOTHING), need_of_items([item])])
-            return {"need": need_of_items(items), "asks": asks}
+                need = need_of_items([item])
+                name = item.nodeid.partition("::")[2].partition("[")[0]
+                asks[name] = merge_needs([asks.get(name, NOTHING), need])
+                rows.append((number, item.nodeid, needs.setdefault(json.dumps(need), len(needs)), ties_of(item)))
+            whole = need_of_items([item for _, item in tests])
         except (BadMarker, MarkError) as error:
-            return {"need": NOTHING, "asks": {}, "bad": str(error)}
+            return {"need": NOTHING, "asks": {}, "tests": [], "needs": [], "bad": str(error)}
+        return {"need": whole, "asks": asks, "tests": rows, "needs": [*map(json.loads, needs)]}
 
     def _note_all(self, session: pytest.Session) -> None:
         """Note every file with its tests: (number, node id, number of its need, ties) each."""
@@ -335,26 +360,8 @@ class CollectedSession:
         for number, item in enumerate(session.items):
             of_file.setdefault(self._file_of(item), []).append((number, item))
         for path, tests in of_file.items():
-            needs: dict[str, int] = {}
-            failed = [report for report in self.reports[path] if report.failed]
-            asks = self._asks([item for _, item in tests])
-            self.note(
-                "file",
-                path=path,
-                errors=[report.longreprtext for report in failed],
-                deselected=self.num_deselected[path],
-                tests=[
-                    (
-                        number,
-                        item.nodeid,
-                        needs.setdefault(json.dumps(NOTHING if "bad" in asks else need_of_items([item])), len(needs)),
-                        ties_of(item),
-                    )
-                    for number, item in tests
-                ],
-                needs=list(map(json.loads, needs)),
-                **asks,
-            )
+            errors = [report.longreprtext for report in self.reports[path] if report.failed]
+            self.note("file", path=path, errors=errors, deselected=self.num_deselected[path], **self._tests(tests))
         config = self.config
         self.note(
             "found",
@@ -456,11 +463,20 @@ class CollectedSession:
         finally:
             end(code)
 
+    def _collect_late(self, asked: dict[str, Any]) -> list[pytest.Item]:
+        """Collect the files of this leader alone, and leave out the tests of other parts of them."""
+        session = self.session
+        session.perform_collect(asked["late"])
+        only, without = asked["only"], asked["without"]
+        return [
+            item
+            for item in session.items
+            if (only is None or item.nodeid in only) and (without is None or item.nodeid not in without)
+        ]
+
     def _run(self, asked: dict[str, Any]) -> int:
         """Run the items that were asked for, as pytest's own session does; its exit status."""
         config, session = self.config, self.session
-        items = [session.items[number] for number in asked["items"]]
-        reports = [report for path in asked["files"] for report in self.reports.get(path, ())]
         _give_new_files(config)
         factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]
         factory._basetemp, factory._given_basetemp = None, Path(asked["basetemp"])
@@ -468,15 +484,23 @@ class CollectedSession:
         reporter = Reporter(asked["report"], config)
         _report_to(config, reporter)
         config.stash[cast(Any, xml_key)] = _SuiteProperties(reporter)
-        session.testscollected, session.testsfailed = len(items), sum(report.failed for report in reports)
+        session.testsfailed = 0
         reporter.pytest_sessionstart(session)
-        for report in reports:
-            reporter.pytest_collectreport(report)
-        reporter.num_deselected = asked["deselected"]
+        if asked["late"]:
+            items = self._collect_late(asked)
+        else:
+            items = [session.items[number] for number in asked["items"]]
+            for report in [report for path in asked["files"] for report in self.reports.get(path, ())]:
+                reporter.pytest_collectreport(report)
+                session.testsfailed += report.failed
+            reporter.num_deselected = asked["deselected"]
+        session.testscollected = len(items)
         reporter.collected(need_of_items(items), {item.nodeid: timeout_of_item(item) for item in items})
         status: int = pytest.ExitCode.OK
         try:
-            if asked["grace_s"] is None:
+            if session.testsfailed and not config.option.continue_on_collection_errors:
+                raise session.Interrupted("errors during collection")
+            if asked["grace_s"] is None or not can_fork(config, reporter):
                 _run_items(session, items)
             else:
                 run_forked(session, items, asked["grace_s"], reporter)
@@ -523,6 +547,20 @@ class _SuiteProperties:
 
     def add_attribute(self, name: str, value: object) -> None:
         """Leave out an attribute of a test."""
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module is of Python or an installed package, and not of the suite."""
+    origin = str(getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None) or "")
+    return any(origin.startswith(f"{place}{os.sep}") for place in INSTALLED)
+
+
+def _import_all(modules: Sequence[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in modules:
+            with suppress(BaseException):  # whoever needs it will see this for themselves
+                importlib.import_module(name)
 
 
 def _run_items(session: pytest.Session, items: Sequence[pytest.Item]) -> None:

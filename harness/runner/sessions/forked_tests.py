@@ -66,12 +66,18 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if grace_s is None or session.config.option.collectonly or session.testsfailed:
         return None
     reporter = session.config.pluginmanager.get_plugin("rlharness-reporter")
-    if found := _why_not(session.config):
-        if reporter:
-            reporter.write("unforked", why=found[0], detail=found[1])
+    if not can_fork(session.config, reporter):
         return None
     run_forked(session, session.items, float(grace_s), reporter)
     return True
+
+
+def can_fork(config: pytest.Config, reporter: Any) -> bool:
+    """Return whether tests can have forks of this process; the report says why not."""
+    found = _why_not(config)
+    if found and reporter:
+        reporter.write("unforked", why=found[0], detail=found[1])
+    return not found
 
 
 def run_forked(session: pytest.Session, items: Sequence[pytest.Item], grace_s: float, reporter: Any) -> None:
@@ -93,7 +99,7 @@ def run_forked(session: pytest.Session, items: Sequence[pytest.Item], grace_s: f
 def _why_not(config: pytest.Config) -> tuple[str, str] | None:
     """Return the obstacle to forking this process, as a code and its value; None for none."""
     if (num := num_threads_kept()) > 1:
-        earlier, threads = config.stash[THREADS_BEFORE], other_threads()
+        earlier, threads = config.stash.get(THREADS_BEFORE, set()), other_threads()
         if plugin := plugin_of(threads & earlier, config.pluginmanager.list_name_plugin()):
             return "plugin_threads", plugin
         names = ", ".join(sorted(thread.name for thread in threads)) or f"{num - 1} of a library"

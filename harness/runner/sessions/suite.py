@@ -13,9 +13,9 @@ import signal
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +64,15 @@ class CollectedFile:
     asks: Mapping[str, Need] = field(default_factory=dict)
     """Need of each test, by its name in the file, whatever its parameters."""
     tests: tuple[ListedTest, ...] | None = None
-    """Every selected test in order; None for a file that is not imported in the session."""
+    """Every selected test in order; None for a file that is not collected."""
     num_deselected: int = 0
     """Tests that pytest's options or a hook have left out."""
     error: str = ""
     """Why it cannot be run, the whole text; empty where it can."""
     timed_out: bool = False
     """Whether its import exceeded its limit."""
-    own: Why | None = None
-    """Why it needs an interpreter of its own; None for one that is forked."""
+    is_late: bool = False
+    """Whether each of its processes collects it itself, since its import must not be shared."""
 
     @property
     def is_deselected(self) -> bool:
@@ -91,7 +91,10 @@ class _Found:
     errors: dict[str, str] = field(default_factory=dict)
     """Texts on conftest files and files that broke, by absolute path, and on directories, by node id."""
     skipped: dict[str, str] = field(default_factory=dict)
-    poisoned: dict[str, CollectedFile] = field(default_factory=dict)
+    late: dict[str, CollectedFile] = field(default_factory=dict)
+    """Files that poisoned, by absolute path."""
+    modules: Sequence[str] = ()
+    """What the last of them has imported."""
 
 
 class Suite:
@@ -117,8 +120,8 @@ class Suite:
         self._clock = SystemClock()
         self._found = _Found()
         self._lock = asyncio.Lock()
-        self._fresh: Counter[tuple[str, Why]] = Counter()
-        """Number of processes with an interpreter of their own, by file and reason."""
+        self._fresh: Counter[Why] = Counter()
+        """Number of processes with an interpreter of their own, by reason."""
         self._why_lost: Why | None = None
         self._standby = 0
         self.notes: list[str] = []
@@ -224,11 +227,9 @@ class Suite:
                     self._at = ""
                 case {"k": "standby", "pid": int(pid)}:
                     self._standby = pid
-                case {"k": "poisoned", "path": path, "why": (code, detail)}:
-                    error = record.get("bad", "")
-                    need, asks = _need(record["need"]), {test: _need(each) for test, each in record["asks"].items()}
-                    found.poisoned[path] = CollectedFile(need, asks, error=error, own=(NotForked(code), detail))
-                    found.left_out[path] = "poisoned"
+                case {"k": "poisoned", "path": path, "modules": modules}:
+                    found.late[path] = replace(_collected_file(record), is_late=True)
+                    found.left_out[path], found.modules = "poisoned", modules
                 case {"k": "broken", "path": path, "text": text}:
                     found.errors[path], found.left_out[path], self._at = text, "broken", ""
                 case {"k": "skipped", "path": path, "reason": reason}:
@@ -243,7 +244,7 @@ class Suite:
     def _go_on(self, stacks: str = "", *, timed_out: bool = False) -> None:
         """After the end of a session at the import of a file: have its standby go on without it, or start another."""
         found, at = self._found, self._at
-        if at and at not in found.poisoned:
+        if at and at not in found.late:
             how = f"reached its limit of {self._limit_s:g} s" if timed_out else _ending(self._status or 0)
             text = f"{at} was being imported when pytest {how}\n{self.output(self._log_at)}\n{stacks}".rstrip()
             found.errors[at], found.left_out[at] = text, "timeout" if timed_out else "ended"
@@ -252,7 +253,8 @@ class Suite:
         self._kill()
         alive = self._standby and process_tree.read_process(self._standby)
         if at and alive and not alive.is_zombie:
-            self._socket.send(json.dumps({"path": at, "why": found.left_out[at]}).encode())
+            order = {"path": at, "why": found.left_out[at], "modules": found.modules if at in found.late else ()}
+            self._socket.send(json.dumps(order).encode())
             self._pid, self._standby, self._status = self._standby, 0, None
             self._at, self._since_s = "", self._clock.monotonic_s()
         else:
@@ -319,7 +321,7 @@ class Suite:
             broken = next((each for each in (absolute, *above) if each in found.errors), "")
             if any(Path(each) in Path(absolute).parents for each in found.skipped):
                 continue
-            files[path] = found.poisoned.get(absolute, file)
+            files[path] = found.late.get(absolute, file)
             if broken:
                 timed_out = found.left_out.get(broken) == "timeout"
                 files[path] = CollectedFile(error=found.errors[broken], timed_out=timed_out)
@@ -333,32 +335,18 @@ class Suite:
 
     # ---- forks
 
-    def why_own(self, paths: Iterable[str], env: Mapping[str, str]) -> Why | None:
-        """Why a process that runs these files needs an interpreter of its own; None for one that is forked.
-
-        The reason is noted.
-        """
-        found = self._found
-        rootdir = self.facts["rootdir"]
-        for path in paths:
-            poisoned = found.poisoned.get(os.path.join(rootdir, path))
-            if poisoned is not None and poisoned.own is not None:
-                self._fresh[path, poisoned.own] += 1
-                return poisoned.own
-        why = self._why_none(env)
+    def why_own(self, env: Mapping[str, str]) -> Why | None:
+        """Why a process with this environment needs an interpreter of its own, noted; None for one that is forked."""
+        why = self._why_lost
+        if why is None and (hazard := self.facts["hazard"]) is not None:
+            why = NotForked(hazard[0]), hazard[1]
+        if why is None:
+            reads = self.facts["reads"].items()
+            read = next((f"{name} {reader}" for name, reader in reads if env.get(name) != self.env.get(name)), "")
+            why = (NotForked.READS, read) if read else None
         if why is not None:
-            self._fresh["", why] += 1
+            self._fresh[why] += 1
         return why
-
-    def _why_none(self, env: Mapping[str, str]) -> Why | None:
-        if self._why_lost is not None:
-            return self._why_lost
-        if (hazard := self.facts["hazard"]) is not None:
-            return NotForked(hazard[0]), hazard[1]
-        for name, reader in self.facts["reads"].items():
-            if env.get(name) != self.env.get(name):
-                return NotForked.READS, f"{name} {reader}"
-        return None
 
     async def fork(self, stderr: int) -> Forked | None:
         """Fork a supervisor, a child of this process, whose complaints go to the file `stderr`; None where lost."""
@@ -372,7 +360,7 @@ class Suite:
                 self._lose(NotForked.LOST, error)
                 return None
             except BlockingIOError as error:  # the fork was killed before it could answer
-                self._fresh["", (NotForked.NO_FORK, error.strerror or str(error))] += 1
+                self._fresh[NotForked.NO_FORK, error.strerror or str(error)] += 1
                 return None
 
     async def replay(self, reports: Sequence[Path], lost: Mapping[str, str]) -> str:
@@ -420,8 +408,8 @@ class Suite:
     def isolation(self) -> tuple[IsolationNote, ...]:
         """Why files had an interpreter of their own; nothing where none had."""
         return tuple(
-            IsolationNote(IsolationCode.NOT_FORKED, path, reason, detail, 0 if path else num)
-            for (path, (reason, detail)), num in self._fresh.items()
+            IsolationNote(IsolationCode.NOT_FORKED, reason=reason, detail=detail, num_processes=num)
+            for (reason, detail), num in self._fresh.items()
         )
 
     def close(self) -> None:

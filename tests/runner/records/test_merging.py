@@ -15,7 +15,7 @@ from harness.runner.need import Need
 from harness.runner.records.merging import MergedRun, merge_runs
 from harness.runner.records.recorded_run import read_recorded_run
 from harness.runner.schedule.sharding import ShardPlan
-from harness.runner.units import NeedSource, Outcome, Unit, UnitResult, WorkerFailure
+from harness.runner.units import NeedSource, Outcome, SessionFailure, Unit, UnitResult
 from tests.support.suite_runs import QUICK, run, write_suite
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -34,7 +34,7 @@ class Record:
     wall_s: float = 10.0
     wanting: tuple[str, ...] = ()
     more: list[events.Event] = field(default_factory=list)
-    failed_workers: tuple[WorkerFailure, ...] = ()
+    session_failures: tuple[SessionFailure, ...] = ()
 
     def write(self, path: Path) -> Path:
         units = tuple(Unit(name, Need(), NeedSource.IMPORT) for name in self.outcomes)
@@ -51,7 +51,7 @@ class Record:
         told += self.more
         if self.code is not None:
             end = events.RunFinished(9.0, self.code, self.wall_s, 1.0, 0.0, 1.0, 1.0, "", self.error)
-            told.append(replace(end, failed_workers=self.failed_workers))
+            told.append(replace(end, session_failures=self.session_failures))
         path.mkdir()
         (path / "events.jsonl").write_text("".join(events.to_json_line(event) + "\n" for event in told))
         return path
@@ -77,7 +77,7 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
         read_recorded_run(tmp_path / "absent")
 
 
-WORKER = WorkerFailure("w0", "log", "ValueError: at the end", "a traceback")
+FAILURE = SessionFailure("log", "ValueError: at the end", "a traceback")
 P, F, N = Outcome.PASSED, Outcome.FAILED, Outcome.NOT_RUN
 
 
@@ -96,7 +96,7 @@ P, F, N = Outcome.PASSED, Outcome.FAILED, Outcome.NOT_RUN
         ([Record({"a": P}), Record({}, 4, is_collected=False, error="bad path")], ExitCode.USAGE_ERROR),
         ([Record({"a": P}, 4), Record({"b": P})], ExitCode.USAGE_ERROR),
         ([Record({"a": F}, 1), Record({"b": P}, 3)], ExitCode.INTERNAL_ERROR),
-        ([Record({"a": P}), Record({"b": P}, 1, failed_workers=(WORKER,))], ExitCode.TESTS_FAILED),
+        ([Record({"a": P}), Record({"b": P}, 1, session_failures=(FAILURE,))], ExitCode.TESTS_FAILED),
         ([Record({"a": Outcome.NO_TESTS}, 5), Record({"b": P})], ExitCode.OK),
         ([Record({"a": Outcome.NO_TESTS}, 5), Record({"b": Outcome.NO_TESTS}, 5)], ExitCode.NOTHING_COLLECTED),
         ([Record({"a": N}, 14, wanting=("a",)), Record({"b": P})], ExitCode.UNITS_NOT_RUN),

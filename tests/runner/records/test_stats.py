@@ -9,7 +9,6 @@ from harness.runner.events import (
     AttemptTerminating,
     CancelRequested,
     CollectionFinished,
-    CollectionProgress,
     Event,
     GpuQuarantined,
     LeaseReturned,
@@ -185,7 +184,7 @@ def test_no_units_is_nothing_collected() -> None:
 
 
 def test_remaining_time_follows_the_plan_first_and_the_pace_later() -> None:
-    state = folded(begin(), CollectionProgress(0.5, 1, 2), collected(unit(A), unit(B)))
+    state = folded(begin(), collected(unit(A), unit(B)))
     assert state.progress().remaining_s(2.0) is None
     state.apply(AttemptStarted(2.0, A, (), 0, "/d"))
     assert state.progress().remaining_s(2.0) == 20.0  # the planned makespan
