@@ -36,8 +36,7 @@ from harness.runner.records.stats import RunState, closing_figures, exit_code, w
 from harness.runner.reporter import Guarded
 from harness.runner.reruns.retries import Retries
 from harness.runner.run_context import RunContext, open_run_context, read_run_gpus
-from harness.runner.schedule.first_fit import Job, Queue
-from harness.runner.schedule.makespan_bounds import lower_bound
+from harness.runner.schedule.packing import Job, Queue, lower_bound
 from harness.runner.sessions.combined_coverage import combine_coverage
 from harness.runner.sessions.workers import Workers, worker_command
 from harness.runner.units import WorkerFailure

@@ -10,19 +10,7 @@ from harness.runner.collection.collect import Collected, Collector
 from harness.runner.records.collected_file import CollectedFile
 from harness.runner.records.history import Expectation, History
 from harness.runner.schedule.leases import LeaseTable
-from harness.runner.schedule.splitting import (
-    FileLoad,
-    Group,
-    Obstacle,
-    PartPlan,
-    Slots,
-    Split,
-    SplitReason,
-    choose_files,
-    group_tests,
-    make_parts,
-    obstacle_of,
-)
+from harness.runner.schedule.splitting import FileLoad, Split, SplitReason, TestGroup, choose_files, plan_parts
 from harness.runner.sessions.part_file import PartTests
 from harness.runner.units import NeedSource, Part, Unit
 
@@ -43,9 +31,8 @@ async def split_files(
     A file to split whose tests are not known yet is imported, in a process of its own, to list them; the warm session
     then imports for all parts what these files import. A file that hangs at its import does not run.
     """
-    slots = Slots(len(table.choice.gpus), table.cpu_units, lambda need: table.choice.eligible(need).bit_count())
     loads = [_load(unit, collected, expected[unit.path]) for unit in collected.units if unit.can_run]
-    reasons = choose_files(loads, slots)
+    reasons = choose_files(loads, table)
     for path in history.leaning_files(reasons):  # its tests depend on each other
         del reasons[path]
     if not reasons:
@@ -57,18 +44,9 @@ async def split_files(
         collected = replace(collected, units=tuple(hung.get(unit.path, unit) for unit in collected.units))
         loads = [load for load in loads if load.path not in hung]
         chosen = [unit for unit in chosen if unit.path not in hung]
-    durations_s = history.test_durations_s(reasons)
-    groups = {
-        unit.path: group_tests(
-            files[unit.path].tests or () if unit.path in files else (),
-            unit.need,
-            expected[unit.path].seconds,
-            durations_s,
-            is_given=unit.source is NeedSource.TABLE,
-        )
-        for unit in chosen
-    }
-    planned = _plan(loads, groups, reasons, slots)
+    tests = {unit.path: files[unit.path].tests or () for unit in chosen if unit.path in files}
+    reasons = {unit.path: reasons[unit.path] for unit in chosen}
+    planned = plan_parts(loads, reasons, tests, history.test_durations_s(reasons), table)
     if collector.options.preload is not None:
         split = [path for path, (_, parts) in planned.items() if len(parts) > 1]
         await collector.options.preload([name for path in split for name in files[path].imported])
@@ -85,6 +63,7 @@ def _load(unit: Unit, collected: Collected, expected: Expectation) -> FileLoad:
         asked_gpus=frozenset(need.gpus for need in asks.values()),
         is_divisible=not (unit.selection or unit.together or unit.path in collected.not_found)
         and unit.path in collected.sizes_bytes,
+        is_given=unit.source is NeedSource.TABLE,
     )
 
 
@@ -120,33 +99,8 @@ async def _list_tests(
     return files | collector.files, hung
 
 
-def _plan(
-    loads: list[FileLoad], groups: Mapping[str, list[Group]], reasons: Mapping[str, SplitReason], slots: Slots
-) -> dict[str, tuple[Split, list[PartPlan]]]:
-    """Each file to split with its parts; one part for a file that runs whole."""
-    units = [(load.need, load.expected_s) for load in loads if not groups.get(load.path)]
-    units += [(group.need, group.seconds) for found in groups.values() for group in found]
-    bounds_s = (slots.bound_s(units, is_gpu=False), slots.bound_s(units, is_gpu=True))
-    planned: dict[str, tuple[Split, list[PartPlan]]] = {}
-    for load in loads:
-        if load.path not in groups:
-            continue
-        split = Split(load.path, reasons[load.path], 1, load.expected_s, bounds_s[load.need.gpus > 0])
-        if not groups[load.path]:
-            planned[load.path] = replace(split, obstacle=Obstacle.NOT_COLLECTED), []
-            continue
-        rivals = [each for each in loads if each.path != load.path and (each.need.gpus > 0) is (load.need.gpus > 0)]
-        has_others = bool(rivals)
-        found = groups[load.path]
-        parts = make_parts(found, slots, bounds_s, is_measured=load.is_measured, has_others=has_others)
-        if len(parts) == 1:
-            split = obstacle_of(split, found)
-        planned[load.path] = replace(split, num_parts=len(parts)), parts
-    return planned
-
-
 def _with_parts(
-    collected: Collected, expected: Expectations, planned: Mapping[str, tuple[Split, list[PartPlan]]]
+    collected: Collected, expected: Expectations, planned: Mapping[str, tuple[Split, list[TestGroup]]]
 ) -> tuple[Collected, Expectations]:
     units: list[Unit] = []
     seconds = dict(expected)
