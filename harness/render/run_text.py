@@ -33,7 +33,7 @@ from harness.render.run_words import (
 )
 from harness.runner import events
 from harness.runner.records.merging import MergedRun
-from harness.runner.records.run_record import PAGE
+from harness.runner.records.recorded_run import PAGE
 from harness.runner.records.stats import Progress, Running, RunState
 from harness.runner.reruns.retries import flaky_tests
 from harness.runner.schedule.sharding import ShardPlan
@@ -340,6 +340,8 @@ class SummaryReporter:
 def closing_line(event: events.RunFinished, state: RunState) -> str:
     """The run in one line: counts, wall time against sequential time, utilisation of the GPUs, lower bound."""
     outcomes = outcome_counts(state.outcomes)
+    if num_unknown := len(state.units) - len(state.results):  # of merged runs
+        outcomes += f"{', ' * bool(outcomes)}{num_unknown:,} without an outcome"
     units = count(len(state.units), "unit") + (f": {outcomes}" if outcomes else "")
     if event.sequential_s <= 0:  # nothing ran
         return f"{units} in {event.wall_s:.1f} s"
@@ -421,7 +423,7 @@ def merge_lines(merged: MergedRun) -> Iterator[str]:
     for run in merged.runs:
         shard = f"shard {one_line(run.started.shard)}, " if run.started.shard else ""
         units = count(len(run.collected.units), "unit") if run.collected is not None else "no units known"
-        end = f"exit code {run.finished.exit_code}" if run.finished is not None else "killed before its end"
+        end = f"exit code {run.finished.exit_code}" if run.finished is not None else "its record has no end"
         yield f"  {shard}{units}, {end}: {one_line(run.name, 4096)}"
     for error in merged.errors:
         yield f"  {one_line(error, 4096)}"

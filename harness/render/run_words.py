@@ -107,6 +107,7 @@ def isolation_text(note: IsolationNote) -> str:
 
 # ---- files in parts
 
+
 def split_line(split: Split) -> str:
     """Return a line about one file: its number of parts or the obstacle, and why it is to be split."""
     path, why = one_line(split.path), split.reason(expected_s=split.expected_s, bound_s=split.bound_s)

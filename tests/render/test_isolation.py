@@ -12,7 +12,6 @@ from harness.runner import events
 from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
 from harness.runner.records.merging import merge_runs
 from harness.runner.records.recorded_run import read_recorded_run
-from harness.runner.records.run_record import read_run_record
 from harness.runner.records.stats import RunState
 
 NOTES = (
@@ -55,7 +54,6 @@ def record(tmp_path: Path) -> Path:
 
 def test_a_record_is_read_back_with_its_notes(record: Path) -> None:
     assert read_recorded_run(record).finished == END
-    assert read_run_record(record).isolation == NOTES
     assert merge_runs([read_recorded_run(record)]).finished.isolation == NOTES
 
 
@@ -64,7 +62,6 @@ def test_a_record_without_them_is_of_an_earlier_version(record: Path) -> None:
     fields = {key: value for key, value in json.loads(last).items() if key != "isolation"}
     record.write_text("".join(lines) + json.dumps(fields) + "\n")
     assert read_recorded_run(record).finished == replace(END, isolation=())
-    assert (read_run_record(record).isolation, read_run_record(record).num_unreadable) == ((), 0)
 
 
 def test_json_has_the_codes_and_the_sentences(record: Path) -> None:

@@ -25,7 +25,6 @@ from harness.runner.need import Need
 from harness.runner.records.collected_file import CollectedFile, file_text, parse_file
 from harness.runner.records.history import History
 from harness.runner.records.recorded_run import read_recorded_run
-from harness.runner.records.run_record import read_run_record
 from harness.runner.records.trends import PastResult, parse_results, results_text
 from harness.runner.report_file import ListedTest, read_report
 from harness.trace.curve import CurvePoint, curve_line, parse_curve
@@ -115,12 +114,6 @@ def _readers_of_runs(run: Path) -> list[Reader]:
             (ReportError, OSError),
         ),
         Reader("events.jsonl", (events,), of_file("events.jsonl", read_recorded_run), (UsageError,)),
-        Reader(
-            "a timeline",
-            (events,),
-            of_file("events.jsonl", lambda at: read_run_record(at / "events.jsonl")),
-            (OSError,),
-        ),
         Reader(
             "history.sqlite",
             (_history(), _history().replace(b"durations", b"\xffurations")),
