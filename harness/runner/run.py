@@ -31,7 +31,7 @@ from harness.runner.isolation_notes import IsolationNote, merge_notes
 from harness.runner.network_pins import network_pins
 from harness.runner.options import RunOptions, runs_parts_of_files, stops_early
 from harness.runner.planning import Planned, collect_and_plan, new_table
-from harness.runner.records.history_keeper import HistoryKeeper
+from harness.runner.records.history import HistoryKeeper
 from harness.runner.records.stats import RunState, closing_figures, exit_code, worth_splitting
 from harness.runner.reporter import Guarded
 from harness.runner.reruns.retries import Retries

@@ -23,9 +23,8 @@ from harness.recording.entry_call import REJECTION, EntryCall, read_rejection
 from harness.recording.metrics import numbers_of_json
 from harness.runner.need import Need
 from harness.runner.records.collected_file import CollectedFile, file_text, parse_file
-from harness.runner.records.history import History
+from harness.runner.records.history import History, PastResult, parse_results, results_text
 from harness.runner.records.recorded_run import read_recorded_run
-from harness.runner.records.trends import PastResult, parse_results, results_text
 from harness.runner.report_file import ListedTest, read_report
 from harness.trace.curve import CurvePoint, curve_line, parse_curve
 from harness.trace.format import HEADER, frame
@@ -116,11 +115,11 @@ def _readers_of_runs(run: Path) -> list[Reader]:
         Reader("events.jsonl", (events,), of_file("events.jsonl", read_recorded_run), (UsageError,)),
         Reader(
             "history.sqlite",
-            (_history(), _history().replace(b"durations", b"\xffurations")),
+            (_history(), _history().replace(b"results", b"\xffesults")),
             of_file("history.sqlite", _remembered),
         ),
         Reader("a file in the history", (_collected(),), lambda data, _: parse_file(data, "tests/test_a.py")),
-        Reader("results in the history", (results,), lambda data, _: parse_results(data)),
+        Reader("results in the history", (results,), lambda data, _: parse_results(data.decode(errors="replace"))),
     ]
 
 

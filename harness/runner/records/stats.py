@@ -32,11 +32,11 @@ from harness.runner.events import (
     TestStarted,
     UnitFinished,
 )
-from harness.runner.records.history import RAN_TO_THE_END
 from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, Unit, UnitResult
 
+RAN_TO_THE_END = (Outcome.PASSED, Outcome.FAILED, Outcome.LEANING, Outcome.NO_TESTS)
 MIN_SPLIT_S = 5.0
 """Seconds of a file from which the advice to split it is worth a line."""
 
