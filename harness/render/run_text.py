@@ -34,7 +34,7 @@ from harness.render.run_words import (
 from harness.runner import events
 from harness.runner.records.merging import MergedRun
 from harness.runner.records.recorded_run import PAGE
-from harness.runner.records.stats import Progress, Running, RunState
+from harness.runner.records.stats import Running, RunState
 from harness.runner.reruns.retries import flaky_tests
 from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.test_outcomes import TestCounts
@@ -123,14 +123,14 @@ def unselected(num_files: int) -> str:
     return f"{count(num_files, 'file')} without a selected test"
 
 
-def alive(progress: Progress) -> str:
+def alive(state: RunState) -> str:
     """Return the progress of the run in counts: 2 now, 4 queued, 4 of 10 done: 3 passed, 1 failed."""
-    if progress.num_units:
-        outcomes = outcome_counts(progress.outcomes)
-        done = f"{progress.num_done} of {progress.num_units} done{f': {outcomes}' if outcomes else ''}"
-        return f"{len(progress.running)} now, {progress.num_queued} queued, {done}"
-    total = progress.num_collect_total
-    return "collecting" + (f", {progress.num_collect_done} of {count(total, 'file')} imported" if total else "")
+    if state.units:
+        outcomes = outcome_counts(state.outcomes)
+        done = f"{state.num_done} of {len(state.units)} done{f': {outcomes}' if outcomes else ''}"
+        return f"{len(state.running)} now, {state.num_queued} queued, {done}"
+    total = state.num_collect_total
+    return "collecting" + (f", {state.num_collect_done} of {count(total, 'file')} imported" if total else "")
 
 
 def running_line(attempt: Running, now_t: float, gpu_lines: Sequence[str]) -> str:
@@ -196,9 +196,7 @@ class PlainReporter:
                     self._last_progress_t = event.t
                     self._line(event.t, "collecting", f"{event.num_done} of {count(event.num_total, 'file')} imported")
             case events.Heartbeat() | events.DumpRequested():
-                self._line(
-                    event.t, "running" if isinstance(event, events.Heartbeat) else "dump", alive(state.progress())
-                )
+                self._line(event.t, "running" if isinstance(event, events.Heartbeat) else "dump", alive(state))
                 for attempt in state.running.values():
                     self._line(event.t, "", running_line(attempt, event.t, state.gpus))
             case _:
