@@ -61,7 +61,7 @@ def test_a_run_that_never_finished_is_written_when_it_is_closed(sample_run: Any,
     found = suites(file)
     assert len(found) == 9
     assert told(next(iter(found["tests/test_leaky.py"]))) == (
-        ("interrupted", "the runner stopped before this unit had an outcome"),
+        ("interrupted", "no outcome of this unit is recorded"),
     )
 
 

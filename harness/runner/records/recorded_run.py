@@ -11,8 +11,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from harness.bits.errors import ReportError, UsageError
 from harness.bits.files import MALFORMED, open_regular
-from harness.process.supervisor_client import ProcessEnd
-from harness.runner.attempts.attempt_report import reported
 from harness.runner.events import (
     CollectionFinished,
     Event,
@@ -23,9 +21,9 @@ from harness.runner.events import (
     UnitFinished,
 )
 from harness.runner.need import Need
-from harness.runner.outcomes import classify_outcome
 from harness.runner.report_file import TestReport, read_report
-from harness.runner.units import Unit, UnitResult
+from harness.runner.test_outcomes import TestOutcome
+from harness.runner.units import Outcome, Unit, UnitResult
 
 RECORD = "events.jsonl"
 """Name of the record in the directory of a run."""
@@ -119,16 +117,19 @@ def _reported_result(unit: Unit, units: Path, number: int) -> UnitResult | None:
     except (ReportError, OSError):
         return None
     is_whole = report.collected and report.ends.keys() >= set(report.nodeids) and not report.running
-    if report.finished_exit not in (0, 1, 5) or not is_whole or report.unread or report.num_unreadable:
+    is_odd = report.collect_errors or report.lost or report.interrupted is not None
+    is_doubtful = report.unread or report.num_unreadable
+    if report.finished_exit not in (0, 1, 5) or not is_whole or is_odd or is_doubtful:
         return None
-    end = ProcessEnd(report.finished_exit, None, "", (), (), sum(each.duration_s for each in report.ends.values()))
-    outcome, why = classify_outcome(end, reported(report), 0.0)
-    reason = "; ".join(filter(None, (why, "as pytest reported; the record of events lacks this outcome")))
+    outcomes = {end.outcome for end in report.ends.values()}
+    outcome = Outcome.PASSED if outcomes else Outcome.NO_TESTS
+    if report.finished_exit == 1 or outcomes & {TestOutcome.FAILED, TestOutcome.ERROR}:
+        outcome = Outcome.FAILED
     return UnitResult(
         unit,
         outcome,
-        reason,
-        end.duration_s,
+        "as pytest reported; the record of events lacks this outcome",
+        sum(end.duration_s for end in report.ends.values()),
         tests=report.counts(),
         skip_reasons=report.skip_reasons(),
         directory=str(attempts[0]),
