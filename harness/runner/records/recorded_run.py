@@ -2,12 +2,10 @@
 
 import json
 import os
-from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from harness.bits.errors import ReportError, UsageError
 from harness.bits.files import MALFORMED, open_regular
@@ -20,10 +18,12 @@ from harness.runner.events import (
     RunStarted,
     UnitFinished,
 )
-from harness.runner.need import Need
 from harness.runner.report_file import TestReport, read_report
 from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, Unit, UnitResult
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 RECORD = "events.jsonl"
 """Name of the record in the directory of a run."""
@@ -31,8 +31,6 @@ PAGE = "run.html"
 """Name of the page in the directory of a run."""
 MAX_RECORD_BYTES = 1 << 30
 """So large may a record be: over a million events."""
-MAX_S = 1e8
-"""Three years; no run takes longer."""
 UNITS = "units"
 KINDS: dict[str, type[Event]] = {
     "run_started": RunStarted,
@@ -152,9 +150,8 @@ def _event(line: bytes) -> Event | None:
     """Return the event of one line, a plain Event for one of a kind that is not needed; None for no event."""
     try:
         values = json.loads(line)
-        event: Event = _rebuilt(KINDS.get(values["event"], Event), values)
-        return event
-    except MALFORMED:
+        return _adapter(KINDS.get(values["event"], Event)).validate_python(values)
+    except MALFORMED:  # a ValidationError is a ValueError
         return None
 
 
@@ -181,27 +178,7 @@ def _beside(directory: str, recorded: Path, present: Path) -> str:
 
 
 @cache
-def _types_of(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _adapter(kind: Any) -> "TypeAdapter[Event]":
+    from pydantic import TypeAdapter  # late: it takes 0.1 s, and a run reads no record
 
-
-def _rebuilt(kind: Any, value: Any) -> Any:
-    """Return the value that `events.plain` has written, as an object of its type; TypeError, ValueError for others."""
-    if kind is Need:
-        return Need.from_json(value)
-    if is_dataclass(kind):
-        types = _types_of(kind)  # type: ignore[arg-type]
-        known = [each.name for each in fields(kind) if each.name in value]
-        return kind(**{name: _rebuilt(types[name], value[name]) for name in known})  # type: ignore[operator]
-    arguments = get_args(kind)
-    if get_origin(kind) is UnionType:
-        return None if value is None else _rebuilt(arguments[0], value)
-    if get_origin(kind) is tuple:
-        return tuple(_rebuilt(arguments[0], each) for each in value)
-    if get_origin(kind) is dict:
-        return {_rebuilt(arguments[0], key): _rebuilt(arguments[1], each) for key, each in value.items()}
-    if issubclass(kind, Enum):
-        return kind(value)
-    if not isinstance(value, (int, float) if kind is float else kind) or (kind is float and not 0 <= value <= MAX_S):
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
-    return value
+    return TypeAdapter(kind)
