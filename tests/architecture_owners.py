@@ -73,7 +73,7 @@ OWNED = (
         "harness/",
         ("os.replace", "os.rename", "os.renames", "tempfile.mktemp"),
         (
-            *("harness/bits/files.py", "harness/runner/records/history_file.py"),
+            *("harness/bits/files.py", "harness/runner/records/history.py"),
             *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/fixtures/child_main.py"),
             "harness/process/new_directory.py",
         ),

@@ -6,7 +6,6 @@ HarnessError            base of all of harness
 ├── UsageError          a command line or configuration value (also a ValueError)
 ├── InventoryError      the machine's GPUs cannot be read as asked (also a LookupError)
 ├── CollectionError     the suite as a whole could not be collected; a failure of the tests, as that of one file is
-├── HistoryError        the duration history cannot be used (a run continues without it)
 ├── ReportError         an attempt's report was written by another version (also a ValueError)
 └── TraceError          a trace that cannot be written or read as asked (also a ValueError)
 """
@@ -87,12 +86,6 @@ class CollectionError(HarnessError):
     """The suite as a whole could not be collected: no file list came back."""
 
     exit_code = ExitCode.TESTS_FAILED
-
-
-class HistoryError(HarnessError):
-    """The history of durations could not be read or written; estimates are used instead."""
-
-    has_lines = False
 
 
 class ReportError(HarnessError, ValueError):

@@ -21,16 +21,14 @@ def history(invocation: Invocation, /, *, name: str | None, is_json: bool) -> in
     import os
 
     from harness.bits.text import count, one_line
-    from harness.process.user_cache import cache_path
     from harness.render.history import history_json, history_lines
     from harness.runner.config import load_config_for
-    from harness.runner.records.history import History
-    from harness.runner.records.trends import select_trends, similar_names
+    from harness.runner.records.history import History, history_path, select_trends, similar_names
 
     path, colons, test = (name or "").partition("::")
     config = load_config_for([invocation.cwd / path] if path else [], invocation.cwd)
     root = config.path.parent if config.path else invocation.cwd
-    file = cache_path(invocation.environ, "history", root, ".sqlite")
+    file = history_path(root, invocation.environ)
     with History.of_root(root, invocation.environ, is_run=False) as past:
         known, notes = past.trends(), past.notes
     if config.history_free:

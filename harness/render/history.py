@@ -6,7 +6,7 @@ from typing import Any
 from harness.bits.text import one_line
 from harness.render.run_words import gb_text
 from harness.render.serialise import attributes
-from harness.runner.records.trends import PastResult, Trend
+from harness.runner.records.history import PastResult, Trend
 
 VERSION = 1
 MAX_LISTED = 50
@@ -23,7 +23,6 @@ MEANINGS = {
     "T": ("timed out", ("timed_out", "collect_timeout")),
     "C": ("hung or crashed", ("crashed", "exited_early", "unkillable", "supervisor_lost", "unfinished")),
     "-": ("no tests", ("no_tests",)),
-    "?": ("not recorded", ("",)),
     OTHER: ("other", ()),
 }
 """Letters, pytest's where it has one: what each means, and its outcomes."""
@@ -78,10 +77,9 @@ def _letters(trend: Trend) -> str:
 
 
 def _result_line(result: PastResult) -> str:
-    outcome = (result.outcome or "not recorded").replace("_", " ")
+    outcome = result.outcome.replace("_", " ")
     memory = "" if result.peak_bytes is None else f"  {gb_text(result.peak_bytes)}"
-    run_id = one_line(result.run_id) or "earlier version"
-    return f"{run_id:<24}  {outcome:<16}  {_seconds(result.duration_s):>9} s{memory}"
+    return f"{one_line(result.run_id):<24}  {outcome:<16}  {_seconds(result.duration_s):>9} s{memory}"
 
 
 def _seconds(seconds: float) -> str:

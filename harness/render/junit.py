@@ -38,7 +38,7 @@ MAX_TEXT = 200_000
 """Characters of one failure that are kept: GitLab refuses reports of more than 30 MB."""
 BAD = (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED)
 PASSING = (Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS)
-NO_OUTCOME = "the runner stopped before this unit had an outcome"
+NO_OUTCOME = "no outcome of this unit is recorded"
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]")
 
 

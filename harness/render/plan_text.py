@@ -8,8 +8,7 @@ from harness.render.console import at_most
 from harness.render.run_words import estimated, split_line
 from harness.runner.events import plain
 from harness.runner.records.history import UNKNOWN_S
-from harness.runner.schedule.makespan_bounds import TOLERANCE
-from harness.runner.schedule.packing import Plan
+from harness.runner.schedule.packing import TOLERANCE, Plan
 from harness.runner.schedule.splitting import Split
 from harness.runner.units import UnitResult, file_of
 

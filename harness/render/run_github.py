@@ -20,7 +20,7 @@ from harness.render.run_words import (
     shown,
 )
 from harness.runner.events import Event, RunFinished
-from harness.runner.records.run_record import PAGE
+from harness.runner.records.recorded_run import PAGE
 from harness.runner.records.stats import RunState
 from harness.runner.reruns.retries import flaky_tests
 from harness.runner.units import Outcome, UnitResult, file_of

@@ -6,7 +6,7 @@ first failure turns the display off.
 
 import io
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TextIO
 
@@ -19,7 +19,7 @@ from rich.text import Text
 from harness.process.clock import Clock
 from harness.render.run_text import Sentence, Tone, alive, head_lines, running_line, sentences
 from harness.runner.events import DumpRequested, Event, RunFinished, RunStarted
-from harness.runner.records.stats import Progress, RunState
+from harness.runner.records.stats import RunState
 from harness.runner.reporter import complain
 
 IDLE_REDRAW_S = 1.0
@@ -62,10 +62,10 @@ class LiveReporter:
         """Hand the drawing thread what there is to show."""
         if self._stop.is_set():
             return
-        progress, gpus, began_s = state.progress(), state.gpus, self._clock.monotonic_s() - event.t
+        shown, began_s = state.snapshot(), self._clock.monotonic_s() - event.t
         with self._lock:
             self._lines += _lines(event, state)
-            self._frame = lambda: frame(progress, gpus, self._clock.monotonic_s() - began_s)
+            self._frame = lambda: frame(shown, self._clock.monotonic_s() - began_s)
         if self._thread.ident is None:
             self._thread.start()
         self._wake.set()
@@ -109,7 +109,7 @@ def _lines(event: Event, state: RunState) -> list[RenderableType]:
     found = [said for said in sentences(event, state) if said.tone is not Tone.GOOD]
     if isinstance(event, DumpRequested):
         running = [running_line(attempt, event.t, state.gpus) for attempt in state.running.values()]
-        found = [Sentence(Tone.QUIET, "running", text) for text in running or [alive(state.progress())]]
+        found = [Sentence(Tone.QUIET, "running", text) for text in running or [alive(state)]]
     table = Table.grid(padding=(0, 1))
     table.add_column(width=15)
     for said in found:
@@ -117,14 +117,14 @@ def _lines(event: Event, state: RunState) -> list[RenderableType]:
     return [table] if found else []
 
 
-def frame(progress: Progress, gpus: Sequence[str], now_t: float) -> RenderableType:
+def frame(state: RunState, now_t: float) -> RenderableType:
     """Return the bar, the counts, and a line for each running file."""
-    left_s = progress.remaining_s(now_t)
+    left_s = state.remaining_s(now_t)
     left = f", {timedelta(seconds=int(left_s))} left" if left_s is not None and left_s >= 1 else ""
     bar = Table.grid(expand=True, padding=(0, 1))
     bar.add_column(ratio=1)
-    done = ProgressBar(total=progress.num_units, completed=progress.num_done)
+    done = ProgressBar(total=len(state.units), completed=state.num_done)
     bar.add_row(done, f"{timedelta(seconds=int(now_t))}{left}")
-    running = sorted(progress.running, key=lambda attempt: (attempt.slot, attempt.started_t))
-    lines = [alive(progress), *(running_line(attempt, now_t, gpus) for attempt in running)]
+    running = sorted(state.running.values(), key=lambda attempt: (attempt.slot, attempt.started_t))
+    lines = [alive(state), *(running_line(attempt, now_t, state.gpus) for attempt in running)]
     return Group("", bar, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))

@@ -1,8 +1,7 @@
 """The page of a run of tests: timeline, failures, and the slowest files and tests."""
 
 import re
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from harness.bits.exit_codes import ExitCode
@@ -19,9 +18,8 @@ from harness.render.run_words import (
     words,
 )
 from harness.runner.events import RunFinished
-from harness.runner.records.run_record import FileSpan, RunRecord, TestSpan, read_run_record
-from harness.runner.records.stats import RunState
-from harness.runner.records.timeline import Row, rows_of
+from harness.runner.records.stats import RunState, closing_figures
+from harness.runner.records.timeline import FileSpan, Row, TestSpan, Timeline
 from harness.runner.test_outcomes import TestCounts
 from harness.runner.units import file_of
 
@@ -46,24 +44,38 @@ LEGEND["stopped"] = "stopped"
 _TURNS = re.compile("[\u2028-\u202e\u2066-\u2069]")
 
 
-def run_page_text(record_file: Path, state: RunState, finished: RunFinished | None) -> str:
-    """Return the page of a run; reads the outputs of its failed files. Raises OSError for an unreadable record."""
-    record = read_run_record(record_file, *([finished] if finished else []))
+def run_page_text(timeline: Timeline, state: RunState, finished: RunFinished | None) -> str:
+    """Return the page of a run that has started; reads the outputs of its failed files."""
+    started, code = state.started, finished.exit_code if finished else None
+    assert started is not None
+    end = finished or closing_figures(
+        state, t=state.t, exit_code=ExitCode.OK, lower_bound_s=state.lower_bound_s, bounding_unit=""
+    )
     failures = list_failures(state, finished)
     texts = [_TURNS.sub(lambda match: escape(match.group()), shown(each.text).rstrip("\n")) for each in failures]
     numbers = {file_of(each.name.partition("::")[0]): number for number, each in reversed([*enumerate(failures)])}
-    spans = [span for span in record.files.values() if span.start_s is not None]
+    spans = list(timeline.files.values())
     tests = [test for span in spans for test in span.tests]
-    bound = f"{record.bounding_unit} sets the bound: split this file to make the run shorter"
-    over = over_budget_lines((each.path, each.need, each.gpu_memory) for each in record.files.values())
+    over = over_budget_lines((each.unit.path, each.unit.need, each.gpu_memory) for each in state.results.values())
     notes = [
-        *([bound] if record.bounding_unit else []),
-        *(f"not used: {each}" for each in record.left_out),
-        *record.notes,
-        *map(isolation_text, record.isolation),
-        *(f"{each.gpu_id} in quarantine after {each.path}: {each.reason}" for each in record.lost_gpus),
+        *[f"{end.bounding_unit} sets the bound: split this file to make the run shorter"] * bool(end.bounding_unit),
+        *(f"not used: {each}" for each in started.left_out),
+        *started.notes,
+        *(
+            f"{each.gpu_id} was leased again after {each.t:.1f} s: it was as it was before its quarantine"
+            for each in timeline.readmitted
+        ),
+        *end.notes,
+        *(
+            f"pytest's session failed after its last test: {each.reason} (see {each.log})"
+            for each in end.session_failures
+        ),
+        *map(isolation_text, end.isolation),
+        *(f"{each.gpu_id} in quarantine after {each.path}: {each.reason}" for each in state.quarantined.values()),
         *(f"more GPU memory than its budget: {line}" for line in over),
     ]
+    first_s = min((span.start_s for span in spans), default=0.0)
+    makespan_s = max((span.end_s for span in spans), default=0.0) - first_s
     return html_page(
         "run.html",
         styles=("report.css", "run.css"),
@@ -72,13 +84,15 @@ def run_page_text(record_file: Path, state: RunState, finished: RunFinished | No
             "seconds": seconds_text,
             "words": words,
         },
-        record=record,
-        verdict=verdict_text(record.exit_code),
-        sign=_sign(record.exit_code),
-        units=f"{count(len(record.files), 'unit')}: {outcome_counts(state.outcomes) or 'none'}",
+        started=started,
+        end=end,
+        makespan_s=makespan_s,
+        verdict=verdict_text(code),
+        sign=_sign(code),
+        units=f"{count(len(state.units), 'unit')}: {outcome_counts(state.outcomes) or 'none'}",
         tests=tally(TestCounts(dict(state.tests))),
         notes=notes,
-        timeline=_timeline(record, spans, numbers),
+        timeline=_timeline(timeline.rows(state), first_s, makespan_s, end.lower_bound_s, numbers),
         failures=list(zip(failures, texts, strict=True))[:MAX_FAILURES],
         num_failures=len(failures),
         slowest=[("file", _slowest([(s.path, s) for s in spans])), ("test", _slowest([(t.nodeid, t) for t in tests]))],
@@ -121,33 +135,33 @@ def _word(span: Any) -> str:
 # ---- timeline: a row for each GPU and CPU slot; all places are percent of its width
 
 
-def _timeline(record: RunRecord, spans: list[FileSpan], numbers: dict[str, int]) -> dict[str, Any]:
-    first_s = record.first_start_s
-    whole_s = max(record.makespan_s, record.lower_bound_s, 0.001)
-    tones = {TONE_OF[_word(each)] for span in spans for each in (span, *span.tests)}
-    rows = rows_of(record)
+def _timeline(
+    rows: Sequence[Row], first_s: float, makespan_s: float, lower_bound_s: float, numbers: dict[str, int]
+) -> dict[str, Any]:
+    whole_s = max(makespan_s, lower_bound_s, 0.001)
+    tones = {TONE_OF[_word(each)] for row in rows for span in row.files for each in (span, *span.tests)}
     return {
-        "rows": [_row(row, first_s, whole_s, record, numbers) for row in rows],
+        "rows": [_row(row, first_s, makespan_s, whole_s, numbers) for row in rows],
         "ticks": [(f"{25 * each}%", seconds_text(whole_s * each / 4)) for each in range(4)],
-        "bound": f"{100 * record.lower_bound_s / whole_s:.2f}%" if record.lower_bound_s else "",
+        "bound": f"{100 * lower_bound_s / whole_s:.2f}%" if lower_bound_s else "",
         "legend": [(tone, meaning) for tone, meaning in LEGEND.items() if tone in tones],
         "has_quarantine": any(row.lost_s is not None for row in rows),
     }
 
 
-def _row(row: Row, first_s: float, whole_s: float, record: RunRecord, numbers: dict[str, int]) -> dict[str, Any]:
+def _row(row: Row, first_s: float, makespan_s: float, whole_s: float, numbers: dict[str, int]) -> dict[str, Any]:
     bars = []
     for span, place in _bars(row.files, first_s, whole_s):
-        width_s = span.end_s - (span.start_s or 0.0)
+        width_s = span.end_s - span.start_s
         is_wide = 100 * width_s / whole_s >= LEAST_OF_FILE
-        tests = _bars(span.tests, span.start_s or 0.0, width_s or 1.0) if is_wide else ()
+        tests = _bars(span.tests, span.start_s, width_s or 1.0) if is_wide else ()
         name = one_line(span.path).rpartition("/")[2]
         own = {"label": name, "failure": numbers.get(file_of(span.path)), "title": _title(span.path, span, first_s)}
         bars.append({**place, **own, "tests": [{**p, "title": _title(t.nodeid, t, first_s)} for t, p in tests]})
     return {
         "name": one_line(row.name, 40),
         "title": one_line(row.title),
-        "idle": f"{1 - min(1.0, row.busy_s / (record.makespan_s or 1.0)):.0%}",
+        "idle": f"{1 - min(1.0, row.busy_s / (makespan_s or 1.0)):.0%}",
         "lost": "" if row.lost_s is None else f"{100 * (row.lost_s - first_s) / whole_s:.2f}%",
         "bars": bars,
     }
@@ -157,7 +171,7 @@ def _bars(spans: Iterable[Any], first_s: float, whole_s: float) -> Iterator[tupl
     """Yield the spans that can be seen, each with its place and its tone."""
     filled = -1.0
     for span in spans:
-        left, right = (100 * ((each or 0.0) - first_s) / whole_s for each in (span.start_s, span.end_s))
+        left, right = (100 * (each - first_s) / whole_s for each in (span.start_s, span.end_s))
         tone = TONE_OF[_word(span)]
         if tone != "good" or right > filled:
             filled = max(right, left + LEAST_WIDTH)
@@ -165,8 +179,7 @@ def _bars(spans: Iterable[Any], first_s: float, whole_s: float) -> Iterator[tupl
 
 
 def _title(name: str, span: FileSpan | TestSpan, first_s: float) -> str:
-    start_s = span.start_s or 0.0
-    times = f"{seconds_text(span.end_s - start_s)} from {seconds_text(start_s - first_s)}"
+    times = f"{seconds_text(span.end_s - span.start_s)} from {seconds_text(span.start_s - first_s)}"
     return f"{one_line(name)}: {words(_word(span))}, {times}"
 
 
@@ -175,6 +188,6 @@ def _title(name: str, span: FileSpan | TestSpan, first_s: float) -> str:
 
 def _slowest(spans: list[tuple[str, Any]]) -> list[tuple[str, str, str, str]]:
     """Return (name, duration, share of all, outcome) of the longest."""
-    total_s = sum(span.duration_s or 0.0 for _, span in spans) or 1.0
-    longest = sorted(((span.duration_s or 0.0, name, span) for name, span in spans), key=lambda each: -each[0])
+    total_s = sum(span.duration_s for _, span in spans) or 1.0
+    longest = sorted(((span.duration_s, name, span) for name, span in spans), key=lambda each: -each[0])
     return [(one_line(n), seconds_text(s), f"{s / total_s:.0%}", _word(x)) for s, n, x in longest[:NUM_SLOWEST]]

@@ -14,8 +14,9 @@ from harness.render.run_page import run_page_text
 from harness.render.run_text import PlainReporter, SummaryReporter
 from harness.runner.events import Event, RunFinished, to_json_line
 from harness.runner.options import RunOptions
-from harness.runner.records.run_record import PAGE, RECORD
+from harness.runner.records.recorded_run import PAGE, RECORD
 from harness.runner.records.stats import RunState
+from harness.runner.records.timeline import Timeline
 from harness.runner.reporter import Guarded, Reporter
 
 
@@ -48,7 +49,9 @@ def make_reporters(
 
             late = LateReporter(junit, "JUnit XML", junit_text)
             add(late, f"the JUnit XML in {junit}", is_asked=True, is_late=True)
-        late = LateReporter(directory / PAGE, "the page of the run", partial(run_page_text, record))
+        timeline = Timeline()
+        add(timeline, "the timeline")
+        late = LateReporter(directory / PAGE, "the page of the run", partial(run_page_text, timeline))
         add(late, f"the page in {directory / PAGE}", is_late=True)
         add(SummaryReporter(stream, colour=options.colour), "the summary")
         if on_github:

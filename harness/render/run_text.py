@@ -33,8 +33,8 @@ from harness.render.run_words import (
 )
 from harness.runner import events
 from harness.runner.records.merging import MergedRun
-from harness.runner.records.run_record import PAGE
-from harness.runner.records.stats import Progress, Running, RunState
+from harness.runner.records.recorded_run import PAGE
+from harness.runner.records.stats import Running, RunState
 from harness.runner.reruns.retries import flaky_tests
 from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.test_outcomes import TestCounts
@@ -122,12 +122,12 @@ def unselected(num_files: int) -> str:
     return f"{count(num_files, 'file')} without a selected test"
 
 
-def alive(progress: Progress) -> str:
+def alive(state: RunState) -> str:
     """Return the progress of the run in counts: 2 now, 4 queued, 4 of 10 done: 3 passed, 1 failed."""
-    if progress.num_units:
-        outcomes = outcome_counts(progress.outcomes)
-        done = f"{progress.num_done} of {progress.num_units} done{f': {outcomes}' if outcomes else ''}"
-        return f"{len(progress.running)} now, {progress.num_queued} queued, {done}"
+    if state.units:
+        outcomes = outcome_counts(state.outcomes)
+        done = f"{state.num_done} of {len(state.units)} done{f': {outcomes}' if outcomes else ''}"
+        return f"{len(state.running)} now, {state.num_queued} queued, {done}"
     return "collecting"
 
 
@@ -189,9 +189,7 @@ class PlainReporter:
             case events.RunStarted():
                 put(self._stream, "".join(f"{line}\n" for line in head_lines(event)))
             case events.Heartbeat() | events.DumpRequested():
-                self._line(
-                    event.t, "running" if isinstance(event, events.Heartbeat) else "dump", alive(state.progress())
-                )
+                self._line(event.t, "running" if isinstance(event, events.Heartbeat) else "dump", alive(state))
                 for attempt in state.running.values():
                     self._line(event.t, "", running_line(attempt, event.t, state.gpus))
             case _:
@@ -333,6 +331,8 @@ class SummaryReporter:
 def closing_line(event: events.RunFinished, state: RunState) -> str:
     """The run in one line: counts, wall time against sequential time, utilisation of the GPUs, lower bound."""
     outcomes = outcome_counts(state.outcomes)
+    if num_unknown := len(state.units) - len(state.results):  # of merged runs
+        outcomes += f"{', ' * bool(outcomes)}{num_unknown:,} without an outcome"
     units = count(len(state.units), "unit") + (f": {outcomes}" if outcomes else "")
     if event.sequential_s <= 0:  # nothing ran
         return f"{units} in {event.wall_s:.1f} s"
@@ -414,7 +414,7 @@ def merge_lines(merged: MergedRun) -> Iterator[str]:
     for run in merged.runs:
         shard = f"shard {one_line(run.started.shard)}, " if run.started.shard else ""
         units = count(len(run.collected.units), "unit") if run.collected is not None else "no units known"
-        end = f"exit code {run.finished.exit_code}" if run.finished is not None else "killed before its end"
+        end = f"exit code {run.finished.exit_code}" if run.finished is not None else "its record has no end"
         yield f"  {shard}{units}, {end}: {one_line(run.name, 4096)}"
     for error in merged.errors:
         yield f"  {one_line(error, 4096)}"

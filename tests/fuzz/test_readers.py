@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 NAMES = (
     *("manifest.json", "curve.jsonl", "rank-0.log", "a trace", "operations", "tensors", "report.jsonl", "events.jsonl"),
-    *("a timeline", "a file in the history", "results in the history", "golden.json"),
+    *("a file in the history", "results in the history", "golden.json"),
     *("a line of numbers", "tokenizer.json", "call.json"),
     *("refusal.json", "a scenario"),
     *(

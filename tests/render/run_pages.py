@@ -21,8 +21,9 @@ from harness.runner.events import (
     UnitFinished,
 )
 from harness.runner.need import Need
-from harness.runner.records.run_record import PAGE, RECORD
+from harness.runner.records.recorded_run import PAGE, RECORD
 from harness.runner.records.stats import RunState, closing_figures
+from harness.runner.records.timeline import Timeline
 from harness.runner.reporter import Reporter
 from harness.runner.test_outcomes import TestCounts, TestOutcome
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
@@ -39,8 +40,9 @@ def write_run(root: Path, run_id: str, files: Mapping[str, Tests], *, num_gpus: 
     directory = make_run_directory(root, run_id)
     state = RunState()
     record = directory / RECORD
-    page = LateReporter(directory / PAGE, "the page", partial(run_page_text, record))
-    reporters: list[Reporter] = [JsonlReporter(record), page]
+    timeline = Timeline()
+    page = LateReporter(directory / PAGE, "the page", partial(run_page_text, timeline))
+    reporters: list[Reporter] = [JsonlReporter(record), timeline, page]
 
     def take(event: Event) -> None:
         state.apply(event)

@@ -12,7 +12,6 @@ from harness.runner import events
 from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
 from harness.runner.records.merging import merge_runs
 from harness.runner.records.recorded_run import read_recorded_run
-from harness.runner.records.run_record import read_run_record
 from harness.runner.records.stats import RunState
 
 NOTES = (
@@ -23,10 +22,6 @@ NOTES = (
     IsolationNote(IsolationCode.TESTS_NOT_FORKED, "a.py", NotForked.CUDA),
     IsolationNote(IsolationCode.TESTS_NOT_FORKED, "a.py", detail="something else"),
     IsolationNote(IsolationCode.TESTS_NOT_FORKED, "", NotForked.PLUGIN_THREADS, detail="plugin", num_processes=31),
-    IsolationNote(IsolationCode.CHANGED_ENVIRONMENT, "a.py", detail="A, B"),
-    IsolationNote(IsolationCode.CHANGED_CWD, "a.py", detail="/tmp"),
-    IsolationNote(IsolationCode.LEFT_PROCESS, "a.py", detail="7 sleep"),
-    IsolationNote(IsolationCode.LEFT_THREAD, "a.py", detail="Thread-1"),
 )
 END = events.RunFinished(9.0, 0, 9.0, 9.0, 0.0, 1.0, 1.0, "", "", ("a note",), isolation=NOTES)
 
@@ -55,7 +50,6 @@ def record(tmp_path: Path) -> Path:
 
 def test_a_record_is_read_back_with_its_notes(record: Path) -> None:
     assert read_recorded_run(record).finished == END
-    assert read_run_record(record).isolation == NOTES
     assert merge_runs([read_recorded_run(record)]).finished.isolation == NOTES
 
 
@@ -64,7 +58,6 @@ def test_a_record_without_them_is_of_an_earlier_version(record: Path) -> None:
     fields = {key: value for key, value in json.loads(last).items() if key != "isolation"}
     record.write_text("".join(lines) + json.dumps(fields) + "\n")
     assert read_recorded_run(record).finished == replace(END, isolation=())
-    assert (read_run_record(record).isolation, read_run_record(record).num_unreadable) == ((), 0)
 
 
 def test_json_has_the_codes_and_the_sentences(record: Path) -> None:

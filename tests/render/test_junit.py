@@ -60,9 +60,7 @@ def test_a_run_that_never_finished_is_written_when_it_is_closed(sample_run: Any,
     sample_run.tell(reporter_to(file))
     found = suites(file)
     assert len(found) == 9
-    assert told(next(iter(found["tests/test_leaky.py"]))) == (
-        ("interrupted", "the runner stopped before this unit had an outcome"),
-    )
+    assert told(next(iter(found["tests/test_leaky.py"]))) == (("interrupted", "no outcome of this unit is recorded"),)
 
 
 def test_an_older_report_stays_when_the_new_one_cannot_be_written(sample_run: Any, file: Path) -> None:

@@ -9,8 +9,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from harness.render.run_live import LiveReporter, frame
-from harness.runner.records.stats import Progress, Running, RunState
-from harness.runner.units import Outcome
+from harness.runner.events import RunStarted
+from harness.runner.need import Need
+from harness.runner.records.stats import Running, RunState
+from harness.runner.units import NeedSource, Outcome, Unit
 from tests.support.fake_clock import FakeClock
 
 CARDS = ("0 NVIDIA H200 143 GB GPU-a", "1 NVIDIA H200 143 GB GPU-b")
@@ -21,27 +23,21 @@ def running(path: str, slot: int = 0, **fields: Any) -> Running:
     return Running(path, **{**defaults, **fields})
 
 
-def progress(*attempts: Running, **fields: Any) -> Progress:
-    return Progress(
-        **{
-            "num_units": 10,
-            "outcomes": {Outcome.PASSED: 3, Outcome.FAILED: 1},
-            "running": attempts,
-            "num_gpus": 2,
-            "num_gpus_leased": 2,
-            "first_start_t": 10.0,
-            "planned_makespan_s": 60.0,
-            "expected_total_s": 100.0,
-            "expected_done_s": 40.0,
-            "cancelled": False,
-            **fields,
-        }
-    )
+def state_with(*attempts: Running) -> RunState:
+    """The state of a run of ten files on two GPUs, with these attempts, when four have ended."""
+    state = RunState()
+    state.started = RunStarted(0.0, "run", "/d", CARDS, (), (), "cgroup", 1)
+    state.units = {str(number): Unit(str(number), Need(), NeedSource.IMPORT) for number in range(10)}
+    state.outcomes.update({Outcome.PASSED: 3, Outcome.FAILED: 1})
+    state.running = {str(number): attempt for number, attempt in enumerate(attempts)}
+    state.first_start_t, state.planned_makespan_s = 10.0, 60.0
+    state.expected_s, state.expected_done_s = {"all": 100.0}, 40.0
+    return state
 
 
-def drawn(picture: Progress, now_t: float = 72.0, width: int = 80) -> list[str]:
+def drawn(state: RunState, now_t: float = 72.0, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width, color_system=None, no_color=True, force_terminal=True)
-    return ["".join(each.text for each in line).rstrip() for line in console.render_lines(frame(picture, CARDS, now_t))]
+    return ["".join(each.text for each in line).rstrip() for line in console.render_lines(frame(state, now_t))]
 
 
 HANG = running(
@@ -55,7 +51,7 @@ ENDING = running("tests/test_b.py", 0, terminating="test_timeout")
 
 
 def test_a_frame_says_what_runs_where_since_when() -> None:
-    assert drawn(progress(HANG, ENDING), width=100) == [
+    assert drawn(state_with(HANG, ENDING), width=100) == [
         "",
         "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━                                                0:01:12, 0:00:14 left",
         "2 now, 4 queued, 4 of 10 done: 3 passed, 1 failed",
@@ -67,7 +63,7 @@ def test_a_frame_says_what_runs_where_since_when() -> None:
 @given(paths=st.lists(st.text(max_size=40), max_size=12), width=st.integers(20, 150), now_t=st.floats(0, 1e6))
 def test_no_frame_is_wider_than_its_terminal(paths: list[str], width: int, now_t: float) -> None:
     attempts = [running(path, slot, test=f"{path}::test_{path}") for slot, path in enumerate(paths)]
-    lines = drawn(progress(*attempts), now_t, width)
+    lines = drawn(state_with(*attempts), now_t, width)
     assert all(cell_len(line) <= width for line in lines)
     assert not any(c in line for line in lines for c in "\n\r\x1b\x9b")
 

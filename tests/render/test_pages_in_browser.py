@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("selenium", reason="pip install 'rlharness[browser]'")
 
-from harness.runner.records.run_record import PAGE
+from harness.runner.records.recorded_run import PAGE
 from tests.render import run_pages
 from tests.render.report_pages import HOSTILE, page_of, write_pair, write_run
 from tests.support.browser import NARROW, WIDE, Browser, browser, missing

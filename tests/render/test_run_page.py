@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from harness.render import run_page
-from harness.render.run_reporters import JsonlReporter, LateReporter
-from harness.runner.records.run_record import PAGE, RECORD
+from harness.render.run_reporters import LateReporter
+from harness.runner.records.recorded_run import PAGE
+from harness.runner.records.timeline import Timeline
 from tests.render.run_pages import Tests, write_run
 from tests.support.html_elements import Elements
 
@@ -46,9 +47,9 @@ def test_hostile_text_is_text_and_nothing_is_fetched(tmp_path: Path) -> None:
 
 
 def test_a_whole_run_is_on_it(sample_run: Any, tmp_path: Path) -> None:
-    record = tmp_path / RECORD
-    page_file = LateReporter(tmp_path / PAGE, "the page", partial(run_page.run_page_text, record))
-    sample_run.tell(JsonlReporter(record), page_file)
+    timeline = Timeline()
+    page_file = LateReporter(tmp_path / PAGE, "the page", partial(run_page.run_page_text, timeline))
+    sample_run.tell(timeline, page_file)
     page = page_of(tmp_path)
     texts = "\n".join(page.texts["pre"])
     for part in ("E   assert 1 == 2", "bell \\x07 nul \\x00", "test_hang.py:7 in test_waits", "moonshine"):

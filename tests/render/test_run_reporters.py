@@ -13,7 +13,7 @@ from harness.process.invocation import Invocation
 from harness.render.junit import junit_text
 from harness.render.run_reporters import JsonlReporter, LateReporter, make_reporters
 from harness.runner.options import RunOptions
-from harness.runner.records.run_record import PAGE, RECORD
+from harness.runner.records.recorded_run import PAGE, RECORD
 from harness.runner.reporter import Guarded
 from tests.support.fake_clock import FakeClock
 

@@ -21,8 +21,8 @@ from harness.runner.need import Need
 from harness.runner.options import RunOptions
 from harness.runner.records.stats import RunState
 from harness.runner.reruns.retries import Retries
-from harness.runner.schedule.first_fit import Job, Queue
 from harness.runner.schedule.leases import LeaseTable
+from harness.runner.schedule.packing import Job, Queue
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_meter import FakeMeter

@@ -52,7 +52,13 @@ def test_the_record_lies_beside_the_configuration(tmp_path: Path) -> None:
     home = tmp_path / ".rlharness"
     assert sorted(path.name for path in home.iterdir()) == [".gitignore", "runs"]
     assert not (tmp_path / "cache").exists(), "history-free: no history"
-    assert sorted(path.name for path in done.record.iterdir()) == [MARK, "events.jsonl", "run.html", "session.log", "units"]
+    assert sorted(path.name for path in done.record.iterdir()) == [
+        MARK,
+        "events.jsonl",
+        "run.html",
+        "session.log",
+        "units",
+    ]
     assert sorted(path.name for path in (done.record / "units" / "0000").iterdir()) == ["output.log", "report.jsonl"]
 
 

@@ -21,13 +21,9 @@ from harness.lab.experiment.plain_yaml import read_yaml
 from harness.lab.gate.golden import Acceptance, Golden, GoldenError, read_goldens, write_golden
 from harness.recording.entry_call import REJECTION, EntryCall, read_rejection
 from harness.recording.metrics import numbers_of_json
-from harness.runner.need import Need
-from harness.runner.records.collected_file import CollectedFile, file_text, parse_file
-from harness.runner.records.history import History
+from harness.runner.records.history import History, PastResult, parse_results, results_text
 from harness.runner.records.recorded_run import read_recorded_run
-from harness.runner.records.run_record import read_run_record
-from harness.runner.records.trends import PastResult, parse_results, results_text
-from harness.runner.report_file import ListedTest, read_report
+from harness.runner.report_file import read_report
 from harness.trace.curve import CurvePoint, curve_line, parse_curve
 from harness.trace.format import HEADER, frame
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
@@ -116,18 +112,11 @@ def _readers_of_runs(run: Path) -> list[Reader]:
         ),
         Reader("events.jsonl", (events,), of_file("events.jsonl", read_recorded_run), (UsageError,)),
         Reader(
-            "a timeline",
-            (events,),
-            of_file("events.jsonl", lambda at: read_run_record(at / "events.jsonl")),
-            (OSError,),
-        ),
-        Reader(
             "history.sqlite",
-            (_history(), _history().replace(b"durations", b"\xffurations")),
+            (_history(), _history().replace(b"results", b"\xffesults")),
             of_file("history.sqlite", _remembered),
         ),
-        Reader("a file in the history", (_collected(),), lambda data, _: parse_file(data, "tests/test_a.py")),
-        Reader("results in the history", (results,), lambda data, _: parse_results(data)),
+        Reader("results in the history", (results,), lambda data, _: parse_results(data.decode(errors="replace"))),
     ]
 
 
@@ -140,7 +129,7 @@ def _history() -> bytes:
 def _remembered(at: Path) -> object:
     with History.open(at / "history.sqlite") as history:
         paths = ["tests/test_a.py"]
-        known = history.expectations(dict.fromkeys(paths, 1)), history.trends(), history.to_import(at)
+        known = history.expectations(dict.fromkeys(paths, 1)), history.trends()
         return *known, history.leaning_files(paths), history.test_durations_s(paths)
 
 
@@ -190,8 +179,3 @@ def _golden() -> bytes:
 def _call() -> bytes:
     call = EntryCall("a.b:run", {"task": {"path": "x", "weights": [1, 2.5]}}, ("runtime",), {"run": "a.b", "step": "c"})
     return json.dumps(asdict(call)).encode()
-
-
-def _collected() -> bytes:
-    tests = tuple(ListedTest(f"tests/test_a.py::test_{name}", Need(gpus=1), ("t",)) for name in "ab")
-    return file_text(CollectedFile(Need(gpus=1), {"test_a": Need()}, tests, ("torch",), 1), "tests/test_a.py").encode()

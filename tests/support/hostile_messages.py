@@ -27,8 +27,6 @@ from harness.recording.sentinel.sentinel_report import (
     Repeated,
     read_findings,
 )
-from harness.runner.collection.child_files import lines_of
-from harness.runner.collection.source_scan import SourceScan
 from harness.runner.config import load_config
 from harness.trace.mapped_libraries import identify
 from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
@@ -63,7 +61,6 @@ def _readers_of_children() -> list[Reader]:
         Reader(
             "lines of a collection",
             (json_lines({"k": "found", "rootdir": "/", "files": []}),),
-            of_file("found.jsonl", lambda at: lines_of(at / "found.jsonl")),
             (CollectionError,),
         ),
     ]
@@ -123,7 +120,6 @@ def _readers_of_projects() -> list[Reader]:
     source = b"import os\nfrom . import a\nimport pytest\n\n@pytest.mark.gpus(2)\ndef test_a():\n    pass\n"
     return [
         Reader("pyproject.toml", (project,), of_file("pyproject.toml", load_config), (UsageError,)),
-        Reader("a test file", (source,), of_file("test_a.py", lambda at: SourceScan(at, []).of_file(at / "test_a.py"))),
         Reader(
             "a library",
             (_library(64, 120), _library(1 << 63, 120), _library(64, 1 << 63)),

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from harness.machine.inventory import Gpu, Inventory
 from harness.runner.need import Need
-from harness.runner.schedule.first_fit import Job
 from harness.runner.schedule.leases import LeaseTable
+from harness.runner.schedule.packing import Job
 
 QUICK = settings(max_examples=min(100, 2 * settings().max_examples), derandomize=True)
 THOROUGH = settings(max_examples=4 * settings().max_examples, derandomize=True)
@@ -68,11 +68,11 @@ def optimum_s(jobs: Sequence[Job], table: LeaseTable) -> float:
     Every order, every choice of GPUs, each unit as early as the ones before it allow: one of these is optimal, since
     any schedule can be shifted to the left until it is one of them.
     """
-    kinds = sorted({(gpu.model, gpu.memory_gb) for gpu in table.choice.gpus})
-    capacity = (*(sum((g.model, g.memory_gb) == kind for g in table.choice.gpus) for kind in kinds), table.cpu_units)
+    kinds = sorted({(gpu.model, gpu.memory_gb) for gpu in table.gpus})
+    capacity = (*(sum((g.model, g.memory_gb) == kind for g in table.gpus) for kind in kinds), table.cpu_units)
     best_s = float("inf")
     for order in permutations(jobs):
-        options = [list(_demands(job.need, kinds, capacity, table.choice.mix_models)) for job in order]
+        options = [list(_demands(job.need, kinds, capacity, table.mix_models)) for job in order]
         for demands in product(*options):
             best_s = min(best_s, _left_shifted_s(list(zip(order, demands, strict=True)), capacity))
     return best_s

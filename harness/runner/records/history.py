@@ -1,56 +1,63 @@
-"""Past results of each test file and test; from the durations of a file, packing expects its next one.
+"""Results of each test file and test in the last runs; from the durations of a file, packing expects its next one.
 
 One SQLite file in the user's cache for each suite's root, shared by concurrent runs. None is read from a checkout,
 which anybody may have written. It is an aid, never a condition: a history that cannot be opened, read or written costs
-a run its good estimates and adds a line to `History.notes`, no more; so does a row that this program cannot have
-written. A broken or foreign file is set aside under a new name; one of a later version of this program is left alone.
+a run its good estimates and adds a line to `History.notes`, no more. A file with another schema, which may have views
+and triggers, is set aside under a new name before anything is asked of it.
 """
 
+import difflib
+import json
+import math
 import os
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from math import log
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median, pstdev
+from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.bits.errors import HarnessError
+from harness.bits.files import MALFORMED
 from harness.process.user_cache import cache_path
-from harness.runner.records.history_file import limit_work, open_history
-from harness.runner.records.trends import NUM_RESULTS, PastResult, Trend, parse_results, results_text
-from harness.runner.units import NeedSource, Outcome, UnitResult
+from harness.runner.events import AttemptFailed, Event, TestFinished, TestStarted, UnitFinished
+from harness.runner.gpu_memory import merge_uses
+from harness.runner.records.stats import RAN_TO_THE_END, RunState
+from harness.runner.test_outcomes import TestOutcome
+from harness.runner.units import Outcome, UnitResult
 
 if TYPE_CHECKING:
     import sqlite3
 
-NUM_KEPT = 10
-"""Durations kept per file."""
+NUM_RESULTS = 10
+"""Results kept per file and per test."""
 NUM_RECENT = 5
 """Latest durations whose median is expected: one odd run moves it little, and a change of the file is soon followed."""
-MIN_SPREAD = 0.1
-"""Spread of a measured duration even where the last runs agree: standard deviation of log(actual / expected)."""
-ESTIMATE_SPREAD = 1.0
-"""Spread of a duration that was estimated."""
 UNKNOWN_S = 30.0
 """Estimate for a file of average size where no duration is known at all: only its ratio to the others matters."""
 MAX_SIZE_FACTOR = 4.0
-MAX_ROWS = 500_000
-"""The latest of them are read."""
-MAX_DURATION_S = 1e8
-"""Three years; nothing beyond is a duration."""
-MAX_PATH_BYTES = 4096
-MAX_TESTS = 10_000
+MAX_BYTES = 64 << 20
+"""A larger file is set aside."""
+MAX_NAMES = 10_000
 """Files and tests whose results are kept: the latest; and as many are recorded in one run."""
 MAX_NAME_BYTES = 500
-"""Longer node ids are not kept."""
-
-_Number = TypeVar("_Number", int, float)
-
-NO_RESULTS: Mapping[str, PastResult] = {}
-RAN_TO_THE_END = (Outcome.PASSED, Outcome.FAILED, Outcome.LEANING, Outcome.NO_TESTS)
+"""Longer paths and node ids are not kept."""
+MAX_PEAK_BYTES = 10**15
+"""No GPU has a petabyte."""
+BUSY_TIMEOUT_S = 2.0
+SUFFIX = "-5.sqlite"
+"""End of the file's name, with the version of the schema: each version of rlharness that has another one has a file."""
+SCHEMA = (
+    # The name is a path or node id as the file system spells it, which need not be UTF-8; numbers ascend with time;
+    # `recent` has the last results, oldest first: [run id, outcome, seconds] and bytes of GPU memory where measured.
+    "CREATE TABLE results (name BLOB PRIMARY KEY, number INTEGER NOT NULL, recent TEXT NOT NULL) WITHOUT ROWID",
+)
+TIMED = frozenset((*RAN_TO_THE_END, *("passed", "failed", "error", "xpassed", "xfailed")))
+"""Outcomes with a duration that says how long the file or test takes."""
+_OUTCOMES = frozenset([*(each.value for each in Outcome), *(each.value for each in TestOutcome)])
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +65,246 @@ class Expectation:
     """Expected duration of a unit."""
 
     seconds: float
-    spread: float
-    """See `packing.Job.spread`."""
     is_estimate: bool = False
     """Whether the file itself has no known duration."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastResult:
+    """Result of a file or test in one run."""
+
+    run_id: str
+    outcome: str
+    """An Outcome for a file, a TestOutcome for a test."""
+    duration_s: float
+    peak_bytes: int | None = None
+    """Most GPU memory that it was measured to use; None where that was not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """The last results of a file or test."""
+
+    name: str
+    """Path of the file, or node id of the test."""
+    results: tuple[PastResult, ...]
+    """Oldest first."""
+
+    @property
+    def is_test(self) -> bool:
+        """Whether it is one test."""
+        return "::" in self.name
+
+    @property
+    def path(self) -> str:
+        """Path of the file."""
+        return self.name.partition("::")[0]
+
+    @property
+    def durations_s(self) -> tuple[float, ...]:
+        """Durations of the runs that it completed, oldest first."""
+        return tuple(each.duration_s for each in self.results if each.outcome in TIMED)
+
+    @property
+    def median_s(self) -> float | None:
+        """Median of the durations; None without any."""
+        return median(self.durations_s) if self.durations_s else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Most GPU memory that it used in the known runs; None where no run measured it."""
+        return max((each.peak_bytes for each in self.results if each.peak_bytes is not None), default=None)
+
+    @property
+    def spread(self) -> float | None:
+        """Longest duration less the shortest, over the median; None without a median above 0."""
+        return (max(self.durations_s) - min(self.durations_s)) / self.median_s if self.median_s else None
+
+
+class History:
+    """The results of earlier runs. Use `History.open`; close it, or use it as a context manager."""
+
+    def __init__(self, path: Path | None = None, notes: Sequence[str] = ()) -> None:
+        self._path = path
+        self._notes = list(notes)
+        self._connection: sqlite3.Connection | None = None
+        self._num_recorded = 0
+        """Results of files and tests recorded so far."""
+        self._number = 0
+        """Number of this run among the results; 0 before the first record."""
+
+    @classmethod
+    def open(cls, path: Path) -> "History":
+        """The history in the file `path`, made where it is missing.
+
+        Where it cannot be used, one that knows nothing and records nothing, with the reason in `notes`.
+        """
+        import sqlite3
+
+        history = cls(path)
+        for _ in range(2):
+            try:
+                history._connection = _connect(path)
+                break
+            except (OSError, sqlite3.OperationalError) as error:
+                history._notes.append(f"duration history {path}: {error}; durations are estimated and not recorded")
+                break
+            except (ValueError, sqlite3.DatabaseError) as error:
+                history._set_aside(error)
+        return history
+
+    @classmethod
+    def of_root(cls, root: Path, environ: Mapping[str, str], *, is_run: bool) -> "History":
+        """The history of the suite in `root`, in this user's cache; only a run makes one that is missing."""
+        try:
+            path = history_path(root, environ)
+        except HarnessError as error:
+            why = f"duration history: {error.what}; durations are estimated and not recorded; {error.remedy}"
+            return cls(None, [why])
+        return cls.open(path) if is_run or path.exists() else cls()
+
+    def close(self) -> None:
+        """Let go of the file; nothing is read or recorded afterwards."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> "History":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for the user: a file set aside, a history that cannot be used or written."""
+        return tuple(self._notes)
+
+    # ---- results
+
+    def trends(self) -> list[Trend]:
+        """The last results of every file and test that is known, by name."""
+        rows = self._rows("SELECT name, recent FROM results", str)
+        found = (Trend(os.fsdecode(name), results) for name, recent in rows if (results := parse_results(recent)))
+        return sorted(found, key=lambda trend: trend.name)
+
+    def expectations(self, sizes: Mapping[str, int]) -> dict[str, Expectation]:
+        """Return the expectation for each file of `sizes` (path -> size in bytes), in their order.
+
+        The median of its last five durations; if its last attempt was ended at a time limit, at least as long as that.
+        For files that never ran to their end, `estimate_s`.
+        """
+        measured, known = dict[str, float](), list[tuple[int, float]]()
+        for trend in self.trends():
+            if trend.name in sizes:
+                if recent := trend.durations_s[-NUM_RECENT:]:
+                    measured[trend.name] = median(recent)
+                    known.append((sizes[trend.name], measured[trend.name]))
+                last = trend.results[-1]
+                if last.outcome == Outcome.TIMED_OUT:
+                    measured[trend.name] = max(measured.get(trend.name, 0.0), last.duration_s)
+        return {
+            path: Expectation(measured[path])
+            if path in measured
+            else Expectation(estimate_s(size, known), is_estimate=True)
+            for path, size in sizes.items()
+        }
+
+    def test_durations_s(self, paths: Iterable[str]) -> dict[str, float]:
+        """Return the median duration of each test of these files, by node id, where one is known."""
+        wanted = frozenset(paths)
+        trends = (trend for trend in (self.trends() if wanted else ()) if trend.is_test and trend.path in wanted)
+        return {trend.name: trend.median_s for trend in trends if trend.median_s is not None}
+
+    def leaning_files(self, paths: Iterable[str]) -> frozenset[str]:
+        """Return those of these files that leaned on other tests in a known run."""
+        wanted = frozenset(paths)
+        trends = (trend for trend in (self.trends() if wanted else ()) if trend.name in wanted)
+        return frozenset(each.name for each in trends if any(r.outcome == Outcome.LEANING for r in each.results))
+
+    def record(self, results: Mapping[str, PastResult]) -> None:
+        """Add a result to each path or node id. Of the names of earlier runs, the latest MAX_NAMES stay."""
+        keys = {_name_bytes(name): result for name, result in results.items()}
+
+        def work(connection: "sqlite3.Connection") -> None:
+            if not self._number:
+                latest = "SELECT name FROM results ORDER BY number DESC LIMIT ?"
+                connection.execute(f"DELETE FROM results WHERE name NOT IN ({latest})", (MAX_NAMES,))
+                (self._number,) = connection.execute("SELECT coalesce(max(number), 0) + 1 FROM results").fetchone()
+            for key, result in keys.items():
+                if 0 < len(key) <= MAX_NAME_BYTES and self._num_recorded < MAX_NAMES:
+                    self._num_recorded += 1
+                    row = connection.execute("SELECT recent FROM results WHERE name = ?", (key,)).fetchone()
+                    recent = results_text([*(parse_results(row[0]) if row else ()), result])
+                    connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (key, self._number, recent))
+
+        self._tried("recording", work, None)
+
+    # ---- the file
+
+    def _rows(self, query: str, kind: type) -> list[tuple[Any, ...]]:
+        """The rows of a query that begin with a name and end with a value of a kind; none where it cannot be read."""
+        rows: list[tuple[Any, ...]] = self._tried("reading", lambda file: file.execute(query).fetchall(), [])
+        return [row for row in rows if isinstance(row[0], bytes) and b"\0" not in row[0] and isinstance(row[-1], kind)]
+
+    def _tried(self, doing: str, work: Callable[["sqlite3.Connection"], _T], default: _T) -> _T:
+        """Return the result of `work` in one transaction; `default`, and the history is closed, where it fails."""
+        if self._connection is None:
+            return default
+        import sqlite3
+
+        try:
+            with self._connection as connection:
+                return work(connection)
+        except (sqlite3.Error, UnicodeError) as error:  # the latter for a text that is none
+            self._notes.append(f"duration history: {doing} it failed ({error}); this run records no more durations")
+            if not isinstance(error, sqlite3.OperationalError):
+                self._set_aside(error)
+            self.close()
+            return default
+
+    def _set_aside(self, error: Exception) -> None:
+        """Rename the file, which is broken or foreign."""
+        aside = f"{self._path}.broken"
+        with suppress(OSError):
+            os.replace(str(self._path), aside)
+        self._notes.append(f"duration history {self._path} is unusable ({error}); set aside as {Path(aside).name}")
+
+
+def history_path(root: Path, environ: Mapping[str, str]) -> Path:
+    """Return where the history of the suite in `root` is kept. Raises UsageError for a cache that cannot be used."""
+    return cache_path(environ, "history", root, SUFFIX)
+
+
+def _connect(path: Path) -> "sqlite3.Connection":
+    """A connection to our schema in `path`, made where the file is missing or empty; ValueError for another file."""
+    import sqlite3
+
+    for suffix in ("-journal", "-wal", "-shm"):  # none of ours is written, and SQLite deletes a file that one names
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size > MAX_BYTES:
+            raise ValueError("it is no regular file of this user, or too large")
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level="IMMEDIATE")
+    try:
+        # A lost history costs an estimate; not worth waiting for the disk after every unit.
+        for pragma in ("trusted_schema = OFF", "journal_mode = MEMORY", "synchronous = OFF"):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("BEGIN IMMEDIATE")  # two runs that start together: one makes the schema, the other finds it
+        schema = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")]
+        if not schema:
+            for statement in SCHEMA:
+                connection.execute(statement)
+        elif sorted(schema) != sorted(SCHEMA):
+            raise ValueError("its schema is not that of a duration history")
+        connection.commit()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def estimate_s(size_bytes: int, known: Sequence[tuple[int, float]]) -> float:
@@ -78,233 +321,29 @@ def estimate_s(size_bytes: int, known: Sequence[tuple[int, float]]) -> float:
     return median(seconds for _, seconds in known) * factor
 
 
-def sizes_bytes(root: Path, paths: Iterable[str]) -> dict[str, int]:
-    """Size of each file by its path relative to `root`; 0 for one that is not there."""
-    sizes = dict.fromkeys(paths, 0)
-    for path in sizes:
-        with suppress(OSError):
-            sizes[path] = (root / path).stat().st_size
-    return sizes
+def parse_results(text: object) -> tuple[PastResult, ...]:
+    """The results in a row of the history; none where the row holds anything else than `results_text` writes."""
+    try:
+        return tuple(_result(*each) for each in json.loads(str(text)))
+    except MALFORMED:
+        return ()
 
 
-class History:
-    """The durations of earlier runs. Use `History.open`; close it, or use it as a context manager."""
+def _result(run_id: object, outcome: object, duration_s: object, peak_bytes: object = None) -> PastResult:
+    is_duration = isinstance(duration_s, int | float) and 0 <= duration_s < math.inf
+    is_peak = peak_bytes is None or (isinstance(peak_bytes, int) and 0 <= peak_bytes <= MAX_PEAK_BYTES)
+    if not (isinstance(run_id, str) and outcome in _OUTCOMES and is_duration and is_peak):
+        raise ValueError("not a result")
+    return PastResult(run_id, str(outcome), duration_s, peak_bytes)  # type: ignore[arg-type]
 
-    def __init__(self, connection: "sqlite3.Connection | None" = None, notes: Sequence[str] = ()) -> None:
-        self._connection = connection
-        self._notes = list(notes)
-        self._num_recorded = 0
-        """Results of files and tests recorded so far."""
-        self._number = 0
-        """Number of this run among the results; 0 before the first record."""
 
-    @classmethod
-    def open(cls, path: Path) -> "History":
-        """The history in the file `path`, made where it is missing.
-
-        Where it cannot be used, one that knows nothing and records nothing, with the reason in `notes`.
-        """
-        notes: list[str] = []
-        return cls(open_history(path, notes), notes)
-
-    @classmethod
-    def of_root(cls, root: Path, environ: Mapping[str, str], *, is_run: bool) -> "History":
-        """The history of the suite in `root`, in this user's cache; only a run makes one that is missing."""
-        try:
-            path = cache_path(environ, "history", root, ".sqlite")
-        except HarnessError as error:
-            why = f"duration history: {error.what}; durations are estimated and not recorded; {error.remedy}"
-            return cls(None, [why])
-        return cls.open(path) if is_run or path.exists() else cls()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the user: a file set aside, a history that cannot be used or written."""
-        return tuple(self._notes)
-
-    def expectations(self, sizes: Mapping[str, int]) -> dict[str, Expectation]:
-        """Return the expectation for each file of `sizes` (path -> size in bytes), in their order.
-
-        The median of its last five durations; if its last attempt was ended at a time limit, at least as long as that.
-        For files that never ran to their end, `estimate_s`.
-        """
-        recent: dict[str, list[float]] = {}
-        latest_first = self._read("SELECT path, duration_s FROM durations ORDER BY id DESC", float)
-        for path, duration_s in reversed(latest_first):
-            recent.setdefault(path, []).append(duration_s)
-        timed_out = "SELECT path, duration_s FROM units WHERE outcome = ?"
-        limits = dict(self._read(timed_out, float, (Outcome.TIMED_OUT.value,)))
-        measured = {
-            path: max(median(recent[path][-NUM_RECENT:]) if path in recent else 0.0, limits.get(path, 0.0))
-            for path in sizes
-            if path in recent or path in limits
-        }
-        known = [(sizes[path], seconds) for path, seconds in measured.items() if path in recent]
-        return {
-            path: Expectation(measured[path], _spread(recent.get(path, [])[-NUM_RECENT:]))
-            if path in measured
-            else Expectation(estimate_s(size, known), ESTIMATE_SPREAD, is_estimate=True)
-            for path, size in sizes.items()
-        }
-
-    def trends(self) -> list[Trend]:
-        """The last results of every file and test that is known, by name. Raises nothing: see `notes`."""
-        durations: dict[str, list[float]] = {}
-        for path, duration_s in self._read("SELECT path, duration_s FROM durations ORDER BY id", float):
-            durations.setdefault(path, []).append(duration_s)
-        found = {name: results for name, recent in self._recent() if (results := parse_results(recent))}
-        for path, known in durations.items():  # those that earlier versions recorded without an outcome
-            results = found.get(path, ())
-            num_older = len(known) - sum(each.outcome in RAN_TO_THE_END for each in results)
-            older = tuple(PastResult("", "", duration_s) for duration_s in known[: max(0, num_older)])
-            found[path] = (*older, *results)[-NUM_RESULTS:]
-        return [Trend(name, found[name]) for name in sorted(found)]
-
-    def record(
-        self, result: UnitResult, size_bytes: int, *, run_id: str = "", tests: Mapping[str, PastResult] = NO_RESULTS
-    ) -> None:
-        """Keep what one attempt taught, with the results of its tests by node id. Raises nothing: see `notes`.
-
-        Nothing is learnt from units that never started or were cancelled, and no duration where single tests of the
-        file were asked for.
-        """
-        if self._connection is None or result.outcome in (Outcome.NOT_RUN, Outcome.INTERRUPTED):
-            return
-        import sqlite3
-
-        path = os.fsencode(result.unit.path)
-        # A file that is imported because it was flagged agrees with itself: that does not take the flag away.
-        disagrees = result.need_disagrees and result.unit.source is not NeedSource.TABLE
-        keeps_flag = result.unit.source is NeedSource.IMPORT
-        try:
-            with self._connection as connection:
-                limit_work(connection)
-                connection.execute(
-                    """
-                    INSERT INTO units VALUES (:path, :outcome, :duration_s, :size_bytes, :disagrees)
-                    ON CONFLICT (path) DO UPDATE SET outcome = :outcome, duration_s = :duration_s,
-                        size_bytes = :size_bytes, needs_import = :disagrees OR (:keeps_flag AND needs_import)
-                    """,
-                    {
-                        "path": path,
-                        "outcome": result.outcome.value,
-                        "duration_s": result.duration_s,
-                        "size_bytes": size_bytes,
-                        "disagrees": disagrees,
-                        "keeps_flag": keeps_flag,
-                    },
-                )
-                if result.outcome in RAN_TO_THE_END and not result.unit.selection:
-                    connection.execute(
-                        "INSERT INTO durations (path, duration_s) VALUES (?, ?)", (path, result.duration_s)
-                    )
-                    connection.execute(
-                        """
-                        DELETE FROM durations WHERE path = ? AND id NOT IN
-                            (SELECT id FROM durations WHERE path = ? ORDER BY id DESC LIMIT ?)
-                        """,
-                        (path, path, NUM_KEPT),
-                    )
-                results = dict(tests)
-                if not result.unit.selection:
-                    peak_bytes = result.gpu_memory.peak_bytes if result.gpu_memory is not None else None
-                    of_unit = PastResult(run_id, result.outcome.value, result.duration_s, peak_bytes)
-                    results[result.unit.path] = of_unit
-                self._record_results(connection, results)
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for an error that quotes the file
-            self._give_up("recording", error)
-
-    def record_tests(self, tests: Mapping[str, PastResult]) -> None:
-        """Keep results of tests alone, by node id. Raises nothing: see `notes`."""
-        if self._connection is None:
-            return
-        import sqlite3
-
-        try:
-            with self._connection as connection:
-                limit_work(connection)
-                self._record_results(connection, tests)
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for an error that quotes the file
-            self._give_up("recording", error)
-
-    def test_durations_s(self, paths: Iterable[str]) -> dict[str, float]:
-        """Return the median duration of each test of these files, by node id, where one is known."""
-        wanted = frozenset(paths)
-        trends = (
-            Trend(name, parse_results(recent))
-            for name, recent in (self._recent() if wanted else ())
-            if name.partition("::")[0] in wanted
-        )
-        return {trend.name: trend.median_s for trend in trends if trend.is_test and trend.median_s is not None}
-
-    def leaning_files(self, paths: Iterable[str]) -> frozenset[str]:
-        """Return those of these files that leaned on other tests in a known run."""
-        wanted = frozenset(paths)
-        known = ((name, parse_results(recent)) for name, recent in (self._recent() if wanted else ()))
-        leaning = {name for name, results in known if any(each.outcome == Outcome.LEANING for each in results)}
-        return wanted & leaning
-
-    def _record_results(self, connection: "sqlite3.Connection", results: Mapping[str, PastResult]) -> None:
-        """Add a result to each name. Of the names of earlier runs, the latest MAX_TESTS stay."""
-        if not self._number:
-            latest = "SELECT name FROM results ORDER BY number DESC LIMIT ?"
-            connection.execute(f"DELETE FROM results WHERE name NOT IN ({latest})", (MAX_TESTS,))
-            (self._number,) = connection.execute("SELECT coalesce(max(number), 0) + 1 FROM results").fetchone()
-        for name, result in results.items():
-            key = _name_bytes(name)
-            if not 0 < len(key) <= MAX_NAME_BYTES or self._num_recorded >= MAX_TESTS:
-                continue
-            self._num_recorded += 1
-            row = connection.execute("SELECT recent FROM results WHERE name = ?", (key,)).fetchone()
-            recent = results_text([*(parse_results(row[0]) if row else ()), result])
-            connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (key, self._number, recent))
-
-    def _recent(self) -> list[tuple[str, object]]:
-        """(name, recent results as text) of every row with a name that a file or test can have."""
-        rows = self._rows("SELECT name, recent FROM results ORDER BY number DESC")
-        return [(os.fsdecode(name), recent) for name, recent in rows if _is_path(name)]
-
-    def _rows(self, query: str, values: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a query, unchecked; none where the history cannot be read."""
-        if self._connection is None:
-            return []
-        import sqlite3
-
-        try:
-            limit_work(self._connection)
-            return self._connection.execute(f"{query} LIMIT {MAX_ROWS}", values).fetchall()
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for an error that quotes the file
-            self._give_up("reading", error)
-            return []
-
-    def close(self) -> None:
-        """Let go of the file; nothing is read or recorded afterwards."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def __enter__(self) -> "History":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _read(self, query: str, kind: type[_Number], values: tuple[str, ...] = ()) -> list[tuple[str, _Number]]:
-        """(path, number) of the rows of a query, whose second column is of this kind."""
-        rows = self._rows(query, values)
-        good = [(os.fsdecode(path), number) for path, number in rows if _is_path(path) and _is_number(number, kind)]
-        if len(good) < len(rows):
-            passed = len(rows) - len(good)
-            rows_text = "row" if passed == 1 else "rows"
-            self._notes.append(f"duration history: passed over {passed} {rows_text} without a valid measurement")
-        return good
-
-    def _give_up(self, doing: str, error: Exception) -> None:
-        """One failure is told once; a history that failed is not tried again for every unit to wait on."""
-        self._notes.append(f"duration history: {doing} it failed ({error}); this run records no more durations")
-        self.close()
+def results_text(results: Sequence[PastResult]) -> str:
+    """The last results as a row of the history keeps them: [run id, outcome, seconds], and bytes where measured."""
+    kept = [
+        [each.run_id, each.outcome, round(each.duration_s, 4)] + [each.peak_bytes] * (each.peak_bytes is not None)
+        for each in results[-NUM_RESULTS:]
+    ]
+    return json.dumps(kept, separators=(",", ":"))
 
 
 def _name_bytes(name: str) -> bytes:
@@ -315,15 +354,102 @@ def _name_bytes(name: str) -> bytes:
         return b""
 
 
-def _is_path(value: object) -> bool:
-    return isinstance(value, bytes) and 0 < len(value) <= MAX_PATH_BYTES and b"\0" not in value
+class HistoryKeeper:
+    """Records each file and its tests as the outcome of the file comes: an interrupted run has taught something too."""
+
+    def __init__(self, history: History, run_id: str) -> None:
+        self._history = history
+        self._run_id = run_id
+        self._tests: dict[str, dict[str, PastResult]] = {}
+        """Results of the tests of each running unit, by node id."""
+        self._parts: dict[str, list[tuple[UnitResult, float]]] = {}
+        """Results of the parts of each file so far, with the seconds of their tests."""
+
+    def on_event(self, event: Event, state: RunState) -> None:
+        """Remember the results of tests, and record them with their file."""
+        match event:
+            case TestStarted():
+                self._remember(event.path, event.nodeid, TestOutcome.UNFINISHED, 0.0)
+            case TestFinished():
+                self._remember(event.path, event.nodeid, event.outcome, event.duration_s)
+            case AttemptFailed(is_rest=True):
+                pass  # its tests and those of the rest are recorded together
+            case UnitFinished(result=UnitResult(resumed_from=str(run_id))) if run_id:
+                pass  # an earlier run has recorded it
+            case AttemptFailed(number=1, result=result):  # of a file that runs again, the first attempt runs all of it
+                self._ended(result)
+            case UnitFinished(result=result) if all(each.is_rest for each in result.attempts):
+                self._ended(result)
+            case AttemptFailed(result=result) | UnitFinished(result=result):
+                self._tests.pop(result.unit.path, None)
+
+    def close(self) -> None:
+        """The context closes the history."""
+
+    def _remember(self, path: str, nodeid: str, outcome: str, duration_s: float) -> None:
+        tests = self._tests.setdefault(path, {})
+        if nodeid in tests or len(tests) < MAX_NAMES:
+            tests[nodeid] = PastResult(self._run_id, str(outcome), duration_s)
+
+    def _ended(self, result: UnitResult) -> None:
+        """Record what one attempt taught: nothing if it was cancelled, no duration if single tests were asked for."""
+        unit, tests = result.unit, self._tests.pop(result.unit.path, {})
+        if result.outcome in (Outcome.NOT_RUN, Outcome.INTERRUPTED) or not result.duration_s:
+            return
+        for nodeid, peak_bytes in (result.gpu_memory.tests if result.gpu_memory is not None else {}).items():
+            if nodeid in tests:
+                tests[nodeid] = replace(tests[nodeid], peak_bytes=peak_bytes)
+        if unit.part:
+            parts = self._parts.setdefault(unit.file_path, [])
+            parts.append((result, sum(each.duration_s for each in tests.values())))
+            if len(parts) == unit.part.count:
+                tests[unit.file_path] = self._of_parts(parts)
+        elif not unit.selection:
+            peak = result.gpu_memory.peak_bytes if result.gpu_memory is not None else None
+            tests[unit.path] = PastResult(self._run_id, result.outcome.value, result.duration_s, peak)
+        self._history.record(tests)
+
+    def _of_parts(self, parts: Sequence[tuple[UnitResult, float]]) -> PastResult:
+        """Return the result of a file from those of all its parts, each with the seconds of its tests.
+
+        The first part that did not run to its end decides the outcome. The duration is that of all tests, and of the
+        longest rest of a part: each part starts pytest and imports the file, which happens once for a whole file.
+        """
+        results = [result for result, _ in parts]
+        outcomes = [result.outcome for result in results]
+        ended_early = [outcome for outcome in outcomes if outcome not in (*RAN_TO_THE_END, Outcome.FLAKY)]
+        order = (*ended_early, Outcome.FAILED, Outcome.LEANING, Outcome.FLAKY, Outcome.PASSED, Outcome.NO_TESTS)
+        rests_s = [max(0.0, result.duration_s - tests_s) for result, tests_s in parts]
+        memory = merge_uses([result.gpu_memory for result in results])
+        return PastResult(
+            self._run_id,
+            next(outcome for outcome in order if outcome in outcomes).value,
+            sum(result.duration_s for result in results) - sum(rests_s) + max(rests_s),
+            memory.peak_bytes if memory is not None else None,
+        )
 
 
-def _is_number(value: object, kind: type[int] | type[float]) -> bool:
-    return isinstance(value, kind) and 0 <= value <= (MAX_DURATION_S if kind is float else sys.maxsize)
+# ---- names that a user types
 
 
-def _spread(durations: Sequence[float]) -> float:
-    """Standard deviation of the logarithms, at least MIN_SPREAD."""
-    logs = [log(max(duration_s, 1e-3)) for duration_s in durations]
-    return max(MIN_SPREAD, pstdev(logs)) if len(logs) > 1 else MIN_SPREAD
+def select_trends(trends: Iterable[Trend], names: Sequence[str]) -> list[Trend]:
+    """The trends of a file with its tests, of the files below a directory, or of a test with its parameters.
+
+    `names` are spellings of one name: a path may begin above the root of the suite.
+    """
+    return [trend for trend in trends if any(_is_named(trend, name) for name in names)]
+
+
+def similar_names(trends: Iterable[Trend], name: str) -> list[str]:
+    """Known names that are spelled like `name`, the most similar first."""
+    known = [trend.name for trend in trends if trend.is_test == ("::" in name)]
+    return difflib.get_close_matches(name, known[:5000], n=3, cutoff=0.5)
+
+
+def _is_named(trend: Trend, name: str) -> bool:
+    path, colons, test = name.partition("::")
+    is_file = path == trend.path or path.endswith(f"/{trend.path}")
+    if colons:
+        own = trend.name.partition("::")[2]
+        return is_file and (own == test or own.startswith((f"{test}::", f"{test}[")))
+    return is_file or (not trend.is_test and (path == "." or trend.path.startswith(f"{path.rstrip('/')}/")))

@@ -1,11 +1,12 @@
 """Merge recorded runs, such as the shards of a suite, into one state with one exit code."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
+from harness.bits.text import count
 from harness.runner.events import CollectionFinished, RunFinished, RunStarted, UnitFinished
 from harness.runner.records.recorded_run import RecordedRun
 from harness.runner.records.stats import RunState, exit_code
@@ -21,7 +22,8 @@ RANKING = (
     ExitCode.GPU_QUARANTINED,
 )
 """Exit codes; each wins over those after it."""
-NEVER_ENDED = "the runner stopped before this unit had an outcome"
+MAX_NAMED = 3
+"""Units without an outcome which are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class MergedRun:
 
     runs: tuple[RecordedRun, ...]
     state: RunState
+    """Its units without a result have no recorded outcome."""
     finished: RunFinished
     num_shards: int
     """Number of shards of the suite; 0 where no run was a shard."""
@@ -49,15 +52,25 @@ def merge_runs(runs: Sequence[RecordedRun]) -> MergedRun:
     and for shards that were cut differently.
     """
     num_shards, missing = _missing_shards(runs)
+    units: dict[str, Unit] = {}
     results: dict[str, tuple[RecordedRun, UnitResult]] = {}
     for run in runs:
         for unit in run.collected.units if run.collected is not None else ():
-            result = run.results.get(unit.path, UnitResult(unit, Outcome.INTERRUPTED, NEVER_ENDED))
-            results[unit.path] = _one_of(results.get(unit.path), (run, result))
-    state = _state(runs, [result for _, result in results.values()])
+            units.setdefault(unit.path, unit)
+            if result := run.results.get(unit.path):
+                results[unit.path] = _one_of(results.get(unit.path), (run, result))
+    state = RunState()
+    gpus = dict.fromkeys(gpu for run in runs for gpu in run.started.gpus)
+    left_out = dict.fromkeys(gpu for run in runs for gpu in run.started.left_out)
+    state.apply(RunStarted(0.0, "", "", tuple(gpus), tuple(left_out), (), "", 0))
+    state.apply(CollectionFinished(0.0, tuple(units.values()), (0.0,) * len(units), 0.0, 0.0, 0.0))
+    for _, result in results.values():
+        state.apply(UnitFinished(0.0, result))
+    for run in runs:
+        state.quarantined.update((event.gpu_id, event) for event in run.quarantined)
     errors = [f"shard {number}/{num_shards} is missing" for number in missing]
     errors += [f"{run.name}: {run.finished.error}" for run in runs if run.finished is not None and run.finished.error]
-    errors += [f"{run.name} ended before its tests were known" for run in runs if _is_void(run)]
+    errors += [error for run in runs for error in _losses(run)]
     finished = _finished(runs, state, missing, errors)
     return MergedRun(tuple(runs), state, finished, num_shards, missing, tuple(errors))
 
@@ -96,19 +109,21 @@ def _one_of(
     )
 
 
-def _state(runs: Sequence[RecordedRun], results: Sequence[UnitResult]) -> RunState:
-    state = RunState()
-    gpus = dict.fromkeys(gpu for run in runs for gpu in run.started.gpus)
-    left_out = dict.fromkeys(gpu for run in runs for gpu in run.started.left_out)
-    units: tuple[Unit, ...] = tuple(result.unit for result in results)
-    state.apply(RunStarted(0.0, "", "", tuple(gpus), tuple(left_out), (), "", 0))
-    state.apply(CollectionFinished(0.0, units, (0.0,) * len(units), 0.0, 0.0, 0.0))
-    for result in results:
-        state.apply(UnitFinished(0.0, result))
-    for run in runs:
-        state.quarantined.update((event.gpu_id, event) for event in run.quarantined)
-    state.check_sum()
-    return state
+def _losses(run: RecordedRun) -> Iterator[str]:
+    """Say what the record of a run lacks."""
+    if not run.is_incomplete:
+        return
+    units = run.collected.units if run.collected is not None else ()
+    unknown = [unit.path for unit in units if unit.path not in run.results]
+    losses = [f"{run.name}: its record of events is incomplete"]
+    if run.collected is None:
+        losses.append("it has no units")
+    if run.num_from_reports:
+        losses.append(f"{count(run.num_from_reports, 'outcome')} from the reports of its units")
+    if unknown:
+        more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
+        losses.append(f"no outcome of {', '.join(unknown[:MAX_NAMED])}{more}")
+    yield "; ".join(losses)
 
 
 def _finished(
@@ -119,7 +134,8 @@ def _finished(
     gpu_s = [(len(run.started.gpus) * end.makespan_s, end.utilisation) for run, end in ends]
     offered_s = sum(seconds for seconds, _ in gpu_s)
     notes = [f"{run.name}: {note}" for run, end in ends for note in end.notes]
-    if num_unread := sum(bool(each.directory) and not _has_report(each) for each in state.results.values()):
+    reports = [Path(each.directory, "report.jsonl") for each in state.results.values() if each.directory]
+    if num_unread := sum(not report.is_file() for report in reports):
         notes.append(
             f"{num_unread} test reports are missing: only the records were given, without the units beside them"
         )
@@ -139,15 +155,6 @@ def _finished(
     )
 
 
-def _is_void(run: RecordedRun) -> bool:
-    """Whether a run ended without a word before its units were known."""
-    return run.collected is None and (run.finished is None or not run.finished.error)
-
-
-def _has_report(result: UnitResult) -> bool:
-    return Path(result.directory, "report.jsonl").is_file()
-
-
 def _exit_code(runs: Sequence[RecordedRun], state: RunState, missing: tuple[int, ...]) -> ExitCode:
     """Return the code that ranks first of that of all units and those that no unit explains."""
     given = [ExitCode(run.finished.exit_code) if run.finished is not None else ExitCode.OK for run in runs]
@@ -164,6 +171,6 @@ def _exit_code(runs: Sequence[RecordedRun], state: RunState, missing: tuple[int,
             codes.add(code or ExitCode.INTERRUPTED)
         elif code is ExitCode.USAGE_ERROR:  # a report that could not be written
             codes.add(code)
-    if missing:
+    if missing or any(run.is_incomplete for run in runs):
         codes.add(ExitCode.INTERRUPTED)
     return next((code for code in RANKING if code in codes), ExitCode.OK)

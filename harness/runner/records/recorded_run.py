@@ -1,18 +1,13 @@
-"""Read the record of a run back: the events that say which units it had, how each ended, and how the run did.
-
-A run that was killed leaves a record without its end. Lines that are not whole are not read.
-"""
+"""Read a run of tests back: events.jsonl, which has its units and their outcomes, and the reports of its units."""
 
 import json
 import os
-from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-from harness.bits.errors import UsageError
+from harness.bits.errors import ReportError, UsageError
 from harness.bits.files import MALFORMED, open_regular
 from harness.runner.events import (
     CollectionFinished,
@@ -23,10 +18,17 @@ from harness.runner.events import (
     RunStarted,
     UnitFinished,
 )
-from harness.runner.need import Need
-from harness.runner.units import UnitResult
+from harness.runner.report_file import TestReport, read_report
+from harness.runner.test_outcomes import TestOutcome
+from harness.runner.units import Outcome, Unit, UnitResult
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 RECORD = "events.jsonl"
+"""Name of the record in the directory of a run."""
+PAGE = "run.html"
+"""Name of the page in the directory of a run."""
 MAX_RECORD_BYTES = 1 << 30
 """So large may a record be: over a million events."""
 UNITS = "units"
@@ -42,31 +44,42 @@ KINDS: dict[str, type[Event]] = {
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One run as its record has it."""
+    """One run as its directory has it."""
 
     name: str
     """The path by which the user named it."""
     started: RunStarted
     collected: CollectionFinished | None
-    """None if the run ended before its units were known."""
+    """None if the record has no units."""
     results: dict[str, UnitResult]
     """Outcomes by the path of the unit, in the order in which they came."""
     quarantined: tuple[GpuQuarantined, ...]
     finished: RunFinished | None
-    """None if the run was killed before its end."""
+    """None if the record has no end: the run was killed, or its disk was full."""
+    num_unreadable: int = 0
+    """Lines of the record that are no event."""
+    num_from_reports: int = 0
+    """Outcomes that the record lacks and the reports of the units have."""
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether events are missing in the record."""
+        return self.finished is None or self.num_unreadable > 0
 
 
 def read_recorded_run(path: Path) -> RecordedRun:
     """Return the run whose directory or record `path` is.
 
-    The directories of its units are those beside the record where it has been moved with them. Raises UsageError for
-    anything but the record of a run.
+    The tests of the run can do anything to the record, and a full disk cuts it short: a line that is no event is passed
+    over and counted, and an outcome that is missing comes from the report of the unit. The directories of its units are
+    those beside the record where it has been moved with them. Raises UsageError for anything but the record of a run.
     """
     record = path / RECORD if path.is_dir() else path
     found: dict[type[Event], Any] = {}
     results: dict[str, UnitResult] = {}
     quarantined = []
-    for event in _events(record, path):
+    events = [_event(line) for line in _lines(record, path)]
+    for event in events:
         match event:
             case UnitFinished():
                 results[event.result.unit.path] = event.result
@@ -74,38 +87,72 @@ def read_recorded_run(path: Path) -> RecordedRun:
                 quarantined.append(event)
             case GpuReadmitted():
                 quarantined = [each for each in quarantined if each.gpu_id != event.gpu_id]
-            case _:
+            case Event():
                 found[type(event)] = event
     if RunStarted not in found:
         raise _refused(path, "it does not begin with the start of a run")
-    started = found[RunStarted]
+    started, collected, finished = found[RunStarted], found.get(CollectionFinished), found.get(RunFinished)
     results = {unit: _moved(result, Path(started.directory), record.parent) for unit, result in results.items()}
-    collected, finished = found.get(CollectionFinished), found.get(RunFinished)
-    return RecordedRun(str(path), started, collected, results, tuple(quarantined), finished)
+    num_in_record, num_unreadable = len(results), events.count(None)
+    if collected is not None and (finished is None or num_unreadable):
+        for number, unit in enumerate(collected.units):
+            if unit.path not in results and (result := _reported_result(unit, record.parent / UNITS, number)):
+                results[unit.path] = result
+    from_reports = len(results) - num_in_record
+    return RecordedRun(
+        str(path), started, collected, results, tuple(quarantined), finished, num_unreadable, from_reports
+    )
 
 
-def _events(record: Path, named: Path) -> list[Event]:
-    events = []
+def _reported_result(unit: Unit, units: Path, number: int) -> UnitResult | None:
+    """Return the result of a unit as pytest reported it; None where the run may have had another one.
+
+    That is so after several attempts, and unless pytest ended in order with every test it had collected.
+    """
+    attempts = [*units.glob(f"{number:04d}"), *units.glob(f"{number:04d}-*")]
+    try:
+        report = read_report(attempts[0] / "report.jsonl") if len(attempts) == 1 else TestReport()
+    except (ReportError, OSError):
+        return None
+    is_whole = report.collected and report.ends.keys() >= set(report.nodeids) and not report.running
+    is_odd = report.collect_errors or report.lost or report.interrupted is not None
+    is_doubtful = report.unread or report.num_unreadable
+    if report.finished_exit not in (0, 1, 5) or not is_whole or is_odd or is_doubtful:
+        return None
+    outcomes = {end.outcome for end in report.ends.values()}
+    outcome = Outcome.PASSED if outcomes else Outcome.NO_TESTS
+    if report.finished_exit == 1 or outcomes & {TestOutcome.FAILED, TestOutcome.ERROR}:
+        outcome = Outcome.FAILED
+    return UnitResult(
+        unit,
+        outcome,
+        "as pytest reported; the record of events lacks this outcome",
+        sum(end.duration_s for end in report.ends.values()),
+        tests=report.counts(),
+        skip_reasons=report.skip_reasons(),
+        directory=str(attempts[0]),
+        num_deselected=report.num_deselected,
+    )
+
+
+def _lines(record: Path, named: Path) -> list[bytes]:
+    """The whole lines of a record, and the last one cut short."""
     try:
         with open_regular(record, follows_links=True) as file:
             if (size_bytes := os.fstat(file.fileno()).st_size) > MAX_RECORD_BYTES:
                 raise _refused(named, f"it has {size_bytes:,} bytes, more than {MAX_RECORD_BYTES:,}")
-            for number, line in enumerate(file, start=1):
-                if line.endswith(b"\n") and (event := _event(line, number, named)) is not None:
-                    events.append(event)
+            return file.readlines()
     except OSError as error:
         raise _refused(named, error.strerror or str(error)) from None
-    return events
 
 
-def _event(line: bytes, number: int, named: Path) -> Event | None:
-    """Return the event of one line; None for one of another kind."""
+def _event(line: bytes) -> Event | None:
+    """Return the event of one line, a plain Event for one of a kind that is not needed; None for no event."""
     try:
         values = json.loads(line)
-        kind = KINDS.get(values["event"])
-        return None if kind is None else _rebuilt(kind, values)
-    except MALFORMED as error:
-        raise _refused(named, f"line {number} is not an event: {type(error).__name__}: {error}") from None
+        return _adapter(KINDS.get(values["event"], Event)).validate_python(values)
+    except MALFORMED:  # a ValidationError is a ValueError
+        return None
 
 
 def _refused(path: Path, why: str) -> UsageError:
@@ -131,27 +178,7 @@ def _beside(directory: str, recorded: Path, present: Path) -> str:
 
 
 @cache
-def _types_of(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _adapter(kind: Any) -> "TypeAdapter[Event]":
+    from pydantic import TypeAdapter  # late: it takes 0.1 s, and a run reads no record
 
-
-def _rebuilt(kind: Any, value: Any) -> Any:
-    """Return the value that `events.plain` has written, as an object of its type; TypeError, ValueError for others."""
-    if kind is Need:
-        return Need.from_json(value)
-    if is_dataclass(kind):
-        types = _types_of(kind)  # type: ignore[arg-type]
-        known = [each.name for each in fields(kind) if each.name in value]
-        return kind(**{name: _rebuilt(types[name], value[name]) for name in known})  # type: ignore[operator]
-    arguments = get_args(kind)
-    if get_origin(kind) is UnionType:
-        return None if value is None else _rebuilt(arguments[0], value)
-    if get_origin(kind) is tuple:
-        return tuple(_rebuilt(arguments[0], each) for each in value)
-    if get_origin(kind) is dict:
-        return {_rebuilt(arguments[0], key): _rebuilt(arguments[1], each) for key, each in value.items()}
-    if issubclass(kind, Enum):
-        return kind(value)
-    if not isinstance(value, (int, float) if kind is float else kind):
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
-    return value
+    return TypeAdapter(kind)

@@ -1,24 +1,24 @@
-"""State of the GPUs and CPU slots: free, leased or quarantined. Nothing here reads the machine.
+"""The GPUs and CPU slots of a run: which are free, leased or quarantined, and which of them a unit is given.
 
-The dispatcher owns the one table of a run. A simulation owns a `fresh` one, so that what is planned and what is run
-follow the same rules:
+The dispatcher owns the one table of a run; a simulation owns a `fresh` one, so that a plan and a run follow the same
+rules. Nothing here reads the machine.
 
-- a unit of no GPUs takes one of the CPU slots; a unit of GPUs does not take one;
-- an exclusive lease is given only where nothing else is out, and nothing is given beside it;
-- a GPU has one lease of its own, or shared leases whose budgets sum to no more than its memory;
-- `gpu_choice` selects the GPUs.
+- A unit without GPUs takes a CPU slot; a unit with GPUs takes none.
+- An exclusive lease is given only if nothing is leased, and nothing is leased beside it.
+- A GPU has one lease of its own, or shared leases whose budgets sum to at most its memory.
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
-from heapq import heappop, heappush
+from dataclasses import dataclass, replace
+from itertools import combinations, count
+from math import comb
 
 from harness.machine.inventory import Gpu, Inventory
 from harness.runner.need import Need
-from harness.runner.schedule.gpu_choice import GpuChoice
 
+MAX_SETS_COMPARED = 2_000
+"""Where NVLink is uneven, every set of free GPUs is compared up to this many; beyond it, neighbours only."""
 MAX_NAMED = 3
 """Tests that keep their file from running which are named; the others are counted."""
 
@@ -33,41 +33,55 @@ class Lease:
     """Lowest number, from 0, that no other current lease has: it distinguishes concurrent attempts."""
     exclusive: bool
     """Whether it has the machine to itself."""
-    is_cpu: bool
-    """Whether it holds one of the CPU slots."""
     budget_bytes: int = 0
     """Memory of its one GPU, which it shares with other leases; 0 for GPUs of its own."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it holds one of the CPU slots."""
+        return not self.gpus
 
     @property
     def gpu_ids(self) -> tuple[str, ...]:
         return tuple(gpu.gpu_id for gpu in self.gpus)
 
 
-NOT_OUT: tuple[None, int] = (None, 0)
-
-
 class LeaseTable:
     """The in-memory truth of which GPUs are free, leased and quarantined."""
 
     def __init__(self, inventory: Inventory, cpu_units: int, mix_models: bool = False) -> None:
-        self.choice = GpuChoice(inventory, mix_models)
+        self.gpus = tuple(sorted(inventory.gpus, key=lambda gpu: gpu.index))
         self.cpu_units = cpu_units
-        self._all_bytes = tuple(round(gpu.memory_gb * 1e9) for gpu in self.choice.gpus)
+        self.mix_models = mix_models
+        self._num_links = inventory.num_links
+        self._chosen: dict[tuple[Need, tuple[Gpu, ...]], tuple[Gpu, ...]] = {}
+        """The best GPUs for a need, by the free ones."""
         self._reset()
 
     def _reset(self) -> None:
-        self._free = self.choice.all_gpus
-        self._quarantined = 0
-        self._free_bytes = list(self._all_bytes)
-        """Memory of each GPU that no budget holds."""
-        self._rooms: list[tuple[int, int]] = []
-        """Memory without a budget and place of each GPU that another unit may share, ascending."""
-        self.num_cpu_free = self.cpu_units
-        self._out: dict[int, tuple[Lease, int]] = {}  # by slot, with its mask of GPUs
-        self._free_slots: list[int] = []
-        """Numbers below the greatest slot that was ever out, without a lease; a heap."""
-        self._is_closed = False
-        """Whether an exclusive lease is out."""
+        self._out: dict[int, Lease] = {}
+        """By slot."""
+        self._quarantined: set[str] = set()
+        self._refused: set[Need] = set()
+        """Needs that have to wait until a lease is returned."""
+        self._count()
+
+    def _count(self) -> None:
+        """Derive from the leases what is free."""
+        leases = self._out.values()
+        self.num_cpu_free = self.cpu_units - sum(lease.is_cpu for lease in leases)
+        self._is_closed = any(lease.exclusive for lease in leases)
+        held = self._quarantined.union(*(lease.gpu_ids for lease in leases))
+        self.free_gpus = tuple(gpu for gpu in self.gpus if gpu.gpu_id not in held)
+        """The GPUs that no lease holds and that are not quarantined."""
+        budgets = [(lease.gpus[0].gpu_id, lease.budget_bytes) for lease in leases if lease.budget_bytes]
+        shared = {gpu_id for gpu_id, _ in budgets} - self._quarantined
+        self._rooms = sorted(
+            (round(gpu.memory_gb * 1e9) - sum(each for gpu_id, each in budgets if gpu_id == gpu.gpu_id), gpu.index, gpu)
+            for gpu in self.gpus
+            if gpu.gpu_id in shared
+        )
+        """Memory without a budget of each GPU that leases share, the least first."""
 
     def fresh(self) -> "LeaseTable":
         """A table over the same GPUs with everything free and nothing quarantined."""
@@ -75,91 +89,127 @@ class LeaseTable:
         table._reset()
         return table
 
+    # ---- leases
+
     def lease(self, need: Need) -> Lease | None:
-        """Lease the best GPUs (or the CPU slot) that `need` can have now; None if it has to wait."""
-        if self._is_closed or (need.exclusive and self._out):
+        """Lease the best GPUs (or a CPU slot) that `need` can have now; None if it has to wait."""
+        if need in self._refused:
             return None
-        if need.gpus == 0:
-            return self._hand_out(need, 0) if self.num_cpu_free else None
-        if need.shared:
-            gpus = self.choice.choose_shared(need, self._free, self._rooms)
-        else:
-            gpus = self.choice.choose(need, self._free)
-        return self._hand_out(need, gpus) if gpus else None
-
-    def most_memory_gb(self, need: Need) -> float:
-        """Upper bound of the memory with which `need` could be leased now; -1 if no memory is little enough."""
-        if need.gpus == 0 or self._is_closed or (need.exclusive and self._out):
-            return -1.0
-        return self.choice.most_memory_gb(need, self._free, self._rooms)
-
-    def _hand_out(self, need: Need, gpus: int) -> Lease:
-        slot = heappop(self._free_slots) if self._free_slots else len(self._out)
-        budget_bytes = need.budget_bytes if need.shared else 0
-        lease = Lease(self.choice.gpus_in(gpus), slot, need.exclusive, not gpus, budget_bytes)
-        self._out[slot] = (lease, gpus)
-        self._free &= ~gpus
-        if lease.is_cpu:
-            self.num_cpu_free -= 1
-        elif need.shared:
-            place = gpus.bit_length() - 1
-            self._set_room(place, self._free_bytes[place] - need.budget_bytes, is_open=not need.exclusive)
-        self._is_closed = need.exclusive
+        gpus = (self._shared_gpu(need) or self._best_gpus(need, self.free_gpus)) if need.gpus else ()
+        is_alone = self._is_closed or (need.exclusive and self._out)
+        if is_alone or len(gpus) < need.gpus or (not gpus and self.num_cpu_free < 1):
+            self._refused.add(need)
+            return None
+        slot = next(number for number in count() if number not in self._out)
+        lease = self._out[slot] = Lease(gpus, slot, need.exclusive, need.budget_bytes)
+        self._count()
         return lease
 
-    def _set_room(self, place: int, free_bytes: int, *, is_open: bool) -> None:
-        """Note the memory of a GPU that no budget holds; another unit may share it if it is open."""
-        old = (self._free_bytes[place], place)
-        position = bisect_left(self._rooms, old)
-        if self._rooms[position : position + 1] == [old]:
-            del self._rooms[position]
-        self._free_bytes[place] = free_bytes
-        if is_open:
-            insort(self._rooms, (free_bytes, place))
-
     def give_back(self, lease: Lease) -> None:
-        """Make what `lease` holds free again, save GPUs that were quarantined meanwhile.
+        """Make the resources of a lease free again, except GPUs that were quarantined meanwhile.
 
-        Giving back what is not out is a bug of ours: AssertionError.
+        AssertionError for a lease that is not out: a bug of ours.
         """
-        out, gpus = self._out.get(lease.slot, NOT_OUT)
-        assert out is lease, f"returned but not leased: {lease}"
+        assert self._out.get(lease.slot) is lease, f"returned but not leased: {lease}"
         del self._out[lease.slot]
-        heappush(self._free_slots, lease.slot)
-        self._is_closed = False
-        self.num_cpu_free += lease.is_cpu
-        if lease.budget_bytes:
-            place = gpus.bit_length() - 1
-            free_bytes = self._free_bytes[place] + lease.budget_bytes
-            is_shared = free_bytes < self._all_bytes[place]
-            self._set_room(place, free_bytes, is_open=is_shared and not gpus & self._quarantined)
-            if is_shared:
-                return
-        self._free |= gpus & ~self._quarantined
+        self._refused.clear()
+        self._count()
 
     def quarantine(self, gpu_id: str) -> None:
-        """Never lease this GPU again, be it free or out now. A lease that holds it is still to be given back."""
-        bit = self.choice.bit_of(gpu_id)
-        self._quarantined |= bit
-        self._free &= ~bit
-        place = bit.bit_length() - 1
-        self._set_room(place, self._free_bytes[place], is_open=False)
+        """Lease this GPU no more, whether it is free or leased now. A lease that holds it is still to be returned."""
+        self._quarantined.add(gpu_id)
+        self._count()
 
     def readmit(self, gpu_id: str) -> None:
-        """Lease a quarantined GPU again, once it is given back if a lease still holds it."""
-        bit = self.choice.bit_of(gpu_id)
-        self._quarantined &= ~bit
-        if not any(gpus & bit for _, gpus in self._out.values()):
-            self._free |= bit
+        """Lease a quarantined GPU again, once it is returned if a lease still holds it."""
+        self._quarantined.discard(gpu_id)
+        self._refused.clear()
+        self._count()
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """The leases that are out, by slot."""
+        return tuple(self._out[slot] for slot in sorted(self._out))
+
+    @property
+    def quarantined_gpus(self) -> tuple[Gpu, ...]:
+        return tuple(gpu for gpu in self.gpus if gpu.gpu_id in self._quarantined)
+
+    # ---- the choice of GPUs
+
+    def _shared_gpu(self, need: Need) -> tuple[Gpu, ...]:
+        """The shared GPU that a budget leaves with the least memory; empty where no shared GPU has room."""
+        rooms = (gpu for room, _, gpu in self._rooms if need.shared and room >= need.budget_bytes and _meets(gpu, need))
+        return next(((gpu,) for gpu in rooms), ())
+
+    def _best_gpus(self, need: Need, free: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+        """The best `need.gpus` of the free GPUs, or none where they are too few.
+
+        Fewest models first; then most NVLink connections inside the set; then the least memory, so that big GPUs stay
+        for those who need them; then the model with the fewest GPUs left; then neighbouring indexes, lowest first.
+        """
+        if len(free) < need.gpus:
+            return ()
+        if (key := (need, free)) not in self._chosen:
+            sets = (
+                (self._rating(members, len(pool)), members)
+                for pool in self._pools(need, free)
+                for members in self._candidates(pool, need.gpus)
+            )
+            self._chosen[key] = min(sets, key=lambda rated: rated[0], default=((), ()))[1]
+        return self._chosen[key]
+
+    def _pools(self, need: Need, gpus: Sequence[Gpu]) -> list[list[Gpu]]:
+        """Sets of GPUs any `need.gpus` of which may be leased together: those of a model, and all where models mix."""
+        able = [gpu for gpu in gpus if _meets(gpu, need)]
+        by_model: dict[str, list[Gpu]] = {}
+        for gpu in able:
+            by_model.setdefault(gpu.model, []).append(gpu)
+        return [pool for pool in (*by_model.values(), *[able] * self.mix_models) if len(pool) >= need.gpus]
+
+    def _links(self, gpus: Sequence[Gpu]) -> list[int]:
+        pairs = combinations((gpu.gpu_id for gpu in gpus), 2)
+        return [self._num_links.get(frozenset(pair), 0) for pair in pairs] if self._num_links else []
+
+    def _candidates(self, pool: Sequence[Gpu], num: int) -> Iterator[tuple[Gpu, ...]]:
+        """The sets of `num` GPUs of a pool among which the best is: neighbours where all are linked alike."""
+        if len(set(self._links(pool))) > 1 and comb(len(pool), num) <= MAX_SETS_COMPARED:
+            return combinations(pool, num)
+        return (tuple(pool[first : first + num]) for first in range(len(pool) - num + 1))
+
+    def _rating(self, members: Sequence[Gpu], num_in_pool: int) -> tuple[float, ...]:
+        """Sort key of a set of GPUs, the best first."""
+        indexes = [gpu.index for gpu in members]
+        num_models, most_gb = len({gpu.model for gpu in members}), max(gpu.memory_gb for gpu in members)
+        return (num_models, -sum(self._links(members)), most_gb, num_in_pool, indexes[-1] - indexes[0], *indexes)
+
+    # ---- possible leases, whatever is leased now
+
+    def eligible(self, need: Need) -> frozenset[str]:
+        """Ids of all GPUs that a lease for `need` could hold if all were free; empty for a need of no GPUs."""
+        pools = self._pools(need, self.gpus) if need.gpus else ()
+        return frozenset(gpu.gpu_id for pool in pools for gpu in pool)
+
+    def at_once(self, need: Need) -> int:
+        """How many units of `need` can run side by side; 0 where none ever can."""
+        num_units = len(self.eligible(need)) // need.gpus if need.gpus else self.cpu_units
+        return min(1, num_units) if need.exclusive else num_units
 
     def why_never(self, need: Need) -> str:
         """Why no lease for `need` can ever be given by the GPUs not quarantined; "" where one could be."""
-        if need.gpus > 0:
-            return self.choice.why_never(need, self.choice.all_gpus & ~self._quarantined)
-        return "" if self.cpu_units > 0 else f"needs {need}, hence a CPU slot; this run has none (cpu_units is 0)"
+        if not need.gpus:
+            return "" if self.cpu_units > 0 else f"needs {need}, hence a CPU slot; this run has none (cpu_units is 0)"
+        usable = tuple(gpu for gpu in self.gpus if gpu.gpu_id not in self._quarantined)
+        if self._best_gpus(need, usable):
+            return ""
+        have = f"this run has {Inventory(gpus=usable).describe()}"
+        if self._quarantined:
+            have += f" ({len(self._quarantined)} quarantined)"
+        reason = "" if len(usable) < need.gpus else f"; {_failing_field(need, usable)}"
+        return f"needs {need}{reason}; {have}"
 
     def who_keeps_it(self, asks: Mapping[str, Need]) -> str:
-        """Name the tests that keep a file from running, with a remedy, for a file whose tests ask for these.
+        """Name the tests that keep a file from running, with a remedy, given the need of each of its tests.
 
         "" where no test alone does, or every one.
         """
@@ -172,15 +222,31 @@ class LeaseTable:
         own = "a file of its own" if len(keeping) == 1 else "a file of their own"
         return f"; only {who} {verb} for that: move {it} to {own}, so that the other tests of this file can run"
 
-    @property
-    def leases(self) -> tuple[Lease, ...]:
-        """The leases that are out, by slot."""
-        return tuple(self._out[slot][0] for slot in sorted(self._out))
 
-    @property
-    def free_gpus(self) -> tuple[Gpu, ...]:
-        return self.choice.gpus_in(self._free)
+def _meets(gpu: Gpu, need: Need) -> bool:
+    """Whether a GPU may be in a lease for `need`."""
+    return (
+        (need.model or "").lower() in gpu.model.lower()
+        and gpu.memory_gb >= need.memory_gb
+        and gpu.capability >= (need.min_capability or (0, 0))
+        and not (gpu.is_mig and need.gpus > 1)
+    )
 
-    @property
-    def quarantined_gpus(self) -> tuple[Gpu, ...]:
-        return self.choice.gpus_in(self._quarantined)
+
+def _failing_field(need: Need, gpus: Sequence[Gpu]) -> str:
+    """The first field of `need` that too few of these GPUs meet."""
+    asked = Need(gpus=1)
+    for field, text in (
+        ("model", f"model: {{}} have {need.model!r} in their name"),
+        ("memory_gb", f"memory: {{}} have {need.memory_gb:g} GB"),
+        ("min_capability", "capability: {} have " + ".".join(map(str, need.min_capability or ()))),
+    ):
+        asked = replace(asked, **{field: getattr(need, field)})
+        kept = [gpu for gpu in gpus if _meets(gpu, asked)]
+        if len(kept) < need.gpus:
+            return text.format(f"{len(kept)} of {len(gpus)}")
+        gpus = kept
+    num_whole = sum(not gpu.is_mig for gpu in gpus)
+    if num_whole < need.gpus:
+        return f"MIG instances cannot be combined, and {num_whole} of these GPUs are not partitioned"
+    return f"mixed models are not allowed in one lease, and no single model has {need.gpus}"

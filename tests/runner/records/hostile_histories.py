@@ -1,4 +1,4 @@
-"""Histories of durations that somebody else has made, to harm whoever has rlharness read them."""
+"""Histories that somebody else has made, to harm whoever has rlharness read them."""
 
 import os
 import sqlite3
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from harness.runner.records.history_file import SCHEMA
+from harness.runner.records.history import SCHEMA
 
 ENDLESS = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
@@ -36,41 +36,53 @@ def name_victim(path: Path, victim: Path) -> None:
 
 
 def with_endless_view(path: Path) -> None:
-    """Durations are a view that has no end."""
-    make_history(
-        path,
-        "DROP TABLE durations",
-        f"CREATE VIEW durations AS {ENDLESS} SELECT i id, x'61' path, 1.0 duration_s FROM n",
-    )
+    """Results are a view that has no end."""
+    view = f"CREATE VIEW results AS {ENDLESS} SELECT x'61' name, i number, '[]' recent FROM n"
+    make_history(path, "DROP TABLE results", view)
 
 
 def with_endless_trigger(path: Path) -> None:
-    """Whatever is recorded starts a search that has no end."""
-    trigger = f"DELETE FROM durations WHERE id IN ({ENDLESS} SELECT -i FROM n)"
-    make_history(path, f"CREATE TRIGGER t AFTER INSERT ON units BEGIN {trigger}; END")
+    """Each recorded result starts a search that has no end."""
+    trigger = f"DELETE FROM results WHERE number IN ({ENDLESS} SELECT -i FROM n)"
+    make_history(path, f"CREATE TRIGGER t AFTER INSERT ON results BEGIN {trigger}; END")
 
 
-def with_number_for_path(path: Path) -> None:
-    """A path is a number."""
-    make_history(path, "INSERT INTO durations (path, duration_s) VALUES (1, 2.0)")
+def with_other_tables(path: Path) -> None:
+    """The file of another program."""
+    make_history(path, "CREATE TABLE results (something TEXT)", schema=())
 
 
-def with_nul_in_path(path: Path) -> None:
-    """A path that no file can have, of a file to be imported."""
-    make_history(path, "INSERT INTO units VALUES (x'610062', 'passed', 1.0, 1, 1)")
+def with_text(path: Path) -> None:
+    """No database."""
+    path.write_text("not a database, and long enough to be taken for the header of one\n" * 50)
 
 
-def with_endless_duration(path: Path) -> None:
-    """A duration is infinite, another is below zero."""
-    make_history(
-        path, *(f"INSERT INTO durations (path, duration_s) VALUES (x'61', {value})" for value in ("9e999", "-1.0"))
-    )
+def with_half_a_file(path: Path) -> None:
+    """A history that was cut short."""
+    rows = (f"INSERT INTO results VALUES (x'{n:08x}', 1, '{'[]' * 500}')" for n in range(200))
+    make_history(path, *rows)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def with_a_large_file(path: Path) -> None:
+    """More than anybody would read."""
+    make_history(path)
+    os.truncate(path, 20 << 30)  # sparse
+
+
+def with_a_link(path: Path) -> None:
+    """A link to a file elsewhere."""
+    make_history(path.with_name("target"))
+    path.symlink_to(path.with_name("target"))
 
 
 MALFORMED: tuple[Callable[[Path], None], ...] = (
     with_endless_view,
     with_endless_trigger,
-    with_number_for_path,
-    with_nul_in_path,
-    with_endless_duration,
+    with_other_tables,
+    with_text,
+    with_half_a_file,
+    with_a_large_file,
+    with_a_link,
+    os.mkfifo,
 )

@@ -126,8 +126,8 @@ def test_a_unit_of_two_runs_has_the_outcome_of_the_one_that_ran_it(tmp_path: Pat
     assert outcomes(merged(tmp_path, *records)) == {"a": "failed", "b": "passed"}
 
 
-@pytest.mark.parametrize("other", [P, Outcome.INTERRUPTED, None])
-def test_a_unit_that_two_runs_have_run_is_refused(tmp_path: Path, other: Outcome | None) -> None:
+@pytest.mark.parametrize("other", [P, Outcome.INTERRUPTED])
+def test_a_unit_that_two_runs_have_run_is_refused(tmp_path: Path, other: Outcome) -> None:
     with pytest.raises(UsageError) as refused:
         merged(tmp_path, Record({"a": P}), Record({"a": other}))
     assert refused.value.what.startswith(f"a is passed in {tmp_path / 'run0'} and ")
@@ -138,6 +138,95 @@ def test_a_unit_that_two_runs_have_run_is_refused(tmp_path: Path, other: Outcome
 def test_shards_that_do_not_fit_together_are_refused(tmp_path: Path, other: Record) -> None:
     with pytest.raises(UsageError, match=r"partition bb|shard 2/3"):
         merged(tmp_path, Record({}, 0, (1, 2)), other)
+
+
+def test_a_unit_without_an_outcome_has_none_in_the_merged_run(tmp_path: Path) -> None:
+    run = merged(tmp_path, Record({"a": P, "b": None, "c": None}, None), Record({"b": F}, 1))
+    assert (outcomes(run), len(run.state.units)) == ({"a": "passed", "b": "failed"}, 3)
+    assert run.errors == (f"{tmp_path / 'run0'}: its record of events is incomplete; no outcome of b, c",)
+
+
+def reported(directory: Path, number: str, nodeid: str, exit_code: int | None, outcome: str = "passed") -> None:
+    """Write the report of an attempt with one test."""
+    (attempt := directory / "units" / number).mkdir(parents=True)
+    records: list[dict[str, object]] = [
+        {"k": "hello", "version": 1, "pid": 1},
+        {"k": "collected", "need": Need().to_json(), "nodeids": [nodeid]},
+        {"k": "start", "id": nodeid, "timeout_s": None},
+        {"k": "end", "id": nodeid, "outcome": outcome, "duration_s": 1.5},
+        *([{"k": "finish", "exit": exit_code}] if exit_code is not None else []),
+    ]
+    (attempt / "report.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+
+
+def test_outcomes_that_a_record_lacks_come_from_reports(tmp_path: Path) -> None:
+    """Known from a report: b and c. Not known: d without pytest's end, e with two attempts, f without a report."""
+    path = Record({"a": P, "b": None, "c": None, "d": None, "e": None, "f": None}, None).write(tmp_path / "run")
+    reported(path, "0001", "b::test", 0)
+    reported(path, "0002", "c::test", 1, "failed")
+    reported(path, "0003", "d::test", None)
+    reported(path, "0004", "e::test", 1, "failed")
+    reported(path, "0004-1", "e::test", 0)
+    run = merge_runs([read_recorded_run(path)])
+    assert outcomes(run) == {"a": "passed", "b": "passed", "c": "failed"}
+    lacks = "its record of events is incomplete; 2 outcomes from the reports of its units; no outcome of d, e, f"
+    assert run.errors == (f"{path}: {lacks}",)
+    assert (run.exit_code, run.state.tests[TestOutcome.PASSED], run.state.sequential_s) == (
+        ExitCode.TESTS_FAILED,
+        1,
+        3.0,
+    )
+    with (path / "events.jsonl").open("a") as record:
+        record.write('{"event": "unit_fin')
+    assert outcomes(merge_runs([read_recorded_run(path)])) == outcomes(run)
+
+
+BROKEN = (
+    b"no json",
+    b"[1, 2]",
+    b'{"event": "run_finished", "t": NaN}',
+    b'{"event": "unit_finished", "t": 1, "result": []}',
+    b'{"event": "run_finished", "t": 1, "exit_code": 1e999}',
+    b"[" * 100_000,
+)
+
+
+@pytest.mark.parametrize("line", BROKEN, ids=lambda line: line[:40].decode())
+def test_a_line_that_is_no_event_is_passed_over_and_said(tmp_path: Path, line: bytes) -> None:
+    path = Record({"a": P}).write(tmp_path / "run")
+    before = read_recorded_run(path)
+    with (path / "events.jsonl").open("ab") as record:
+        record.write(line + b"\n")
+    assert read_recorded_run(path) == replace(before, num_unreadable=1)
+    run = merge_runs([read_recorded_run(path)])
+    assert (run.exit_code, run.errors) == (ExitCode.INTERRUPTED, (f"{path}: its record of events is incomplete",))
+
+
+@pytest.mark.full
+def test_a_record_cut_anywhere_never_has_another_outcome_than_the_run(tmp_path: Path) -> None:
+    crash = "import os\ndef test_fine(): pass\ndef test_dies(): os.kill(os.getpid(), 9)\n"
+    failing = "def test_fine(): pass\ndef test_bad(): assert 0\n"
+    suite = write_suite(tmp_path / "suite", {"test_a.py": QUICK, "test_b.py": failing, "test_c.py": crash})
+    known = run(suite, "run", "--gpus", "none").outcomes
+    record = suite / ".rlharness" / "runs" / "latest" / "events.jsonl"
+    data = record.read_bytes()
+    ends = [number for number, byte in enumerate(data) if byte == ord("\n")]
+    for size in sorted({*ends, *(end - 20 for end in ends), *(end + 1 for end in ends)}):
+        record.write_bytes(data[:size])
+        try:
+            found = merge_runs([read_recorded_run(record.parent)])
+        except UsageError:  # not even its first line
+            assert size <= ends[0]
+            continue
+        assert outcomes(found).items() <= known.items()
+        assert found.exit_code in (ExitCode.TESTS_FAILED, ExitCode.INTERRUPTED)
+        assert size >= ends[-1] or "its record of events is incomplete" in found.finished.error
+        if found.state.units and size < ends[-1]:
+            assert {"test_a.py", "test_b.py"} <= outcomes(found).keys(), "their reports are whole"
+    record.write_bytes(data[: ends[-2]])
+    told = run(tmp_path, "merge", str(record.parent))
+    assert "killed" not in told.stdout
+    assert "its record of events is incomplete" in told.stdout
 
 
 @pytest.mark.full

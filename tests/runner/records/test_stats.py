@@ -60,7 +60,7 @@ def test_an_attempt_is_followed_from_start_to_outcome() -> None:
     state.apply(AttemptTerminating(5.0, "a.py", "timeout"))
     attempt = state.running["a.py"]
     assert (attempt.test, attempt.num_tests_done, attempt.terminating) == ("", 1, "timeout")
-    assert (state.num_queued, state.progress().num_gpus_leased) == (1, 2)
+    assert (state.num_queued, len(state.leases)) == (1, 2)
     result = UnitResult(unit("a.py", 2), Outcome.TIMED_OUT, duration_s=4.0, tests=TestCounts({TestOutcome.PASSED: 1}))
     state.apply(UnitFinished(6.0, result))
     state.apply(LeaseReturned(7.0, "a.py", GPUS[:2]))
@@ -95,14 +95,13 @@ def test_a_card_that_never_came_back_counts_up_to_the_last_end() -> None:
     [
         ([ended("a.py", Outcome.PASSED), ended("a.py", Outcome.FAILED)], "second outcome"),
         ([ended("z.py", Outcome.PASSED)], "not a unit"),
-        ([AttemptStarted(2.0, "z.py", (), 0, "/d")], "was started but was not waiting"),
-        ([AttemptStarted(2.0, "a.py", (), 0, "/d"), AttemptStarted(2.0, "a.py", (), 1, "/e")], "started twice"),
+        ([AttemptStarted(2.0, "z.py", (), 0, "/d")], "was not waiting"),
+        ([AttemptStarted(2.0, "a.py", (), 0, "/d"), AttemptStarted(2.0, "a.py", (), 1, "/e")], "was not waiting"),
         (
             [AttemptStarted(2.0, "a.py", GPUS[:2], 0, "/d"), AttemptStarted(2.0, "b.py", GPUS[1:3], 1, "/e")],
             "SIM-1 was leased",
         ),
         ([AttemptStarted(2.0, "a.py", GPUS[:1], 0, "/d"), LeaseReturned(3.0, "b.py", GPUS[:1])], "a.py holds"),
-        ([collected(unit("a.py"), unit("a.py"))], "the same path"),
     ],
 )
 def test_what_cannot_happen_raises(events: list[Event], message: str) -> None:
@@ -185,14 +184,14 @@ def test_no_units_is_nothing_collected() -> None:
 
 def test_remaining_time_follows_the_plan_first_and_the_pace_later() -> None:
     state = folded(begin(), collected(unit(A), unit(B)))
-    assert state.progress().remaining_s(2.0) is None
+    assert state.remaining_s(2.0) is None
     state.apply(AttemptStarted(2.0, A, (), 0, "/d"))
-    assert state.progress().remaining_s(2.0) == 20.0  # the planned makespan
-    assert state.progress().remaining_s(32.0) == 0.5 * (30.0 + 0.5 * 20.0)  # late: done as far as was expected
+    assert state.remaining_s(2.0) == 20.0  # the planned makespan
+    assert state.remaining_s(32.0) == 0.5 * (30.0 + 0.5 * 20.0)  # late: done as far as was expected
     state.apply(UnitFinished(42.0, UnitResult(unit(A), Outcome.PASSED, duration_s=40.0)))
-    assert state.progress().remaining_s(42.0) == 0.5 * (40.0 + 0.5 * 20.0)
+    assert state.remaining_s(42.0) == 0.5 * (40.0 + 0.5 * 20.0)
     state.apply(STOP)
-    assert state.progress().remaining_s(42.0) == 0.0
+    assert state.remaining_s(42.0) == 0.0
 
 
 def test_a_file_is_worth_splitting_if_it_is_long_has_several_tests_and_others_ran() -> None:

@@ -1,15 +1,26 @@
-"""The table of leases: nothing twice, nothing lost, exclusive means alone."""
+"""Leases: which GPUs a need is given, nothing twice, nothing lost, exclusive alone, budgets within the memory."""
+
+from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.machine.inventory import Inventory
+from harness.machine.inventory import Gpu, Inventory
 from harness.runner.need import Need
+from harness.runner.schedule import leases
 from harness.runner.schedule.leases import Lease, LeaseTable
-from tests.support.packing_cases import EIGHT, INVENTORIES, NEEDS, THOROUGH, inventory
+from tests.support.packing_cases import EIGHT, INVENTORIES, NEEDS, QUICK, THOROUGH, inventory
 
 CPU = Need()
+TWO = inventory((2, "A100", 80.0))
+
+
+def shared(memory_gb: float) -> Need:
+    return Need(gpus=1, memory_gb=memory_gb, shared=True)
+
+
+MIXED = st.one_of(NEEDS, st.sampled_from([0.5, 3.0, 10.0, 40.0, 71.5, 72.0, 143.0, 200.0]).map(shared))
 
 
 def got(lease: Lease | None) -> Lease:
@@ -17,7 +28,133 @@ def got(lease: Lease | None) -> Lease:
     return lease
 
 
-def test_a_unit_without_gpus_takes_a_cpu_place_and_no_card() -> None:
+# ---- the choice of GPUs
+
+
+def linked(num_gpus: int, *pairs: tuple[int, int, int]) -> Inventory:
+    """Equal GPUs with NVLink: (GPU, GPU, number of links)."""
+    return Inventory(
+        gpus=tuple(Gpu(f"ID-{i}", i, "H200", 143.0) for i in range(num_gpus)),
+        num_links={frozenset((f"ID-{a}", f"ID-{b}")): number for a, b, number in pairs},
+    )
+
+
+def chosen(gpus: Inventory, need: Need, taken: str = "", *, mix_models: bool = False) -> str:
+    """Indexes of the leased GPUs where those of `taken` are out."""
+    table = LeaseTable(gpus, 0, mix_models)
+    for index in taken:
+        table.quarantine(f"ID-{index}")
+    lease = table.lease(need)
+    return "".join(str(gpu.index) for gpu in lease.gpus) if lease else ""
+
+
+BOTH = inventory((2, "A100", 80.0), (3, "H200", 143.0))
+BRIDGES = linked(8, (0, 5, 4), (1, 4, 4), (2, 7, 4), (3, 6, 4))
+EVERY_PAIR = linked(8, *((a, b, 18) for a, b in combinations(range(8), 2)))
+ISLAND = linked(8, *((a, b, 4) for a, b in combinations((1, 4, 6, 7), 2)), (0, 2, 1), (2, 3, 1))
+BIG_FIRST = inventory((2, "H200", 143.0), (2, "A100", 80.0))
+MIG = Inventory(
+    gpus=tuple(
+        Gpu(f"ID-{i}", i, "H100 MIG 1g.10gb", 10.0, is_mig=True) if i < 2 else Gpu(f"ID-{i}", i, "H100", 80.0)
+        for i in range(4)
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "need", "taken", "expected"),
+    [
+        (BRIDGES, Need(gpus=2), "", "14"),
+        (BRIDGES, Need(gpus=2), "14", "36"),
+        (BRIDGES, Need(gpus=4), "", "0145"),
+        (linked(4, (0, 1, 1), (1, 3, 2)), Need(gpus=2), "", "13"),  # more links are better than neighbours
+        (ISLAND, Need(gpus=4), "", "1467"),
+        (EVERY_PAIR, Need(gpus=2), "", "01"),
+        (EVERY_PAIR, Need(gpus=2), "025", "34"),  # of equal links, neighbours
+        (BIG_FIRST, Need(gpus=1), "", "2"),  # big GPUs are kept for those who need them
+        (BIG_FIRST, Need(gpus=2), "", "23"),
+        (BIG_FIRST, Need(gpus=1, memory_gb=100), "", "0"),
+        (BIG_FIRST, Need(gpus=1, model="h200"), "", "0"),
+        (inventory((3, "H100", 80.0), (2, "A100", 80.0)), Need(gpus=1), "", "3"),  # the model with the fewest left
+        (inventory((3, "H100", 80.0), (2, "A100", 80.0)), Need(gpus=1), "12", "0"),
+        (BOTH, Need(gpus=4), "", ""),
+        (MIG, Need(gpus=1), "", "0"),
+        (MIG, Need(gpus=2), "", "23"),
+        (Inventory(gpus=(Gpu("ID-0", 0, "odd", 0.0),)), Need(gpus=1), "", "0"),
+        (Inventory(gpus=(Gpu("ID-0", 0, "odd", 0.0),)), Need(gpus=1, memory_gb=1), "", ""),  # unknown memory
+        (Inventory(gpus=(Gpu("ID-0", 0, "odd", 0.0),)), Need(gpus=1, min_capability=(1, 0)), "", ""),
+    ],
+)
+def test_the_best_free_gpus_are_leased(gpus: Inventory, need: Need, taken: str, expected: str) -> None:
+    assert chosen(gpus, need, taken) == expected
+
+
+def test_links_count_before_the_value_of_the_gpus() -> None:
+    both = Inventory(gpus=BOTH.gpus, num_links={frozenset(("ID-2", "ID-3")): 18})
+    assert (chosen(both, Need(gpus=2)), chosen(both, Need(gpus=1))) == ("23", "0")
+
+
+def test_models_are_mixed_only_where_allowed_and_then_last() -> None:
+    found = [chosen(BOTH, Need(gpus=gpus), taken, mix_models=True) for gpus, taken in ((4, ""), (3, ""), (2, "4"))]
+    assert found == ["0123", "234", "01"]
+    assert chosen(MIG, Need(gpus=3), mix_models=True) == ""
+
+
+def test_neighbours_are_compared_where_sets_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "MAX_SETS_COMPARED", 5)
+    assert chosen(ISLAND, Need(gpus=4)) == "4567"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "need", "reason"),
+    [
+        (EIGHT, Need(gpus=16), "needs 16 GPUs; this run has 8 x H200 143 GB"),
+        (EIGHT, Need(gpus=2, model="B200"), "model: 0 of 8 have 'B200' in their name; this run has 8 x H200 143 GB"),
+        (EIGHT, Need(gpus=2, memory_gb=180), "memory: 0 of 8 have 180 GB; this run has"),
+        (EIGHT, Need(gpus=1, min_capability=(10, 0)), "capability: 0 of 8 have 10.0; this run has"),
+        (EIGHT, Need(gpus=8), ""),
+        (BOTH, Need(gpus=4), "mixed models are not allowed in one lease, and no single model has 4"),
+        (BOTH, Need(gpus=1, model="A100", memory_gb=100), "memory: 0 of 2 have 100 GB"),
+        (MIG, Need(gpus=3), "MIG instances cannot be combined, and 2 of these GPUs are not partitioned"),
+        (TWO, shared(81), "memory: 0 of 2 have 81 GB"),
+        (TWO, shared(80), ""),
+        (EIGHT, CPU, "needs 0 GPUs, hence a CPU slot; this run has none (cpu_units is 0)"),
+    ],
+)
+def test_the_field_that_fails_is_named(gpus: Inventory, need: Need, reason: str) -> None:
+    said = LeaseTable(gpus, 0).why_never(need)
+    assert (said == "") == (reason == "")
+    assert reason in said
+    assert said == "" or said.startswith(f"needs {need}")
+
+
+@QUICK
+@given(INVENTORIES, NEEDS.filter(lambda need: need.gpus > 0), st.sets(st.integers(0, 7)), st.booleans())
+def test_a_set_is_chosen_wherever_there_is_one(gpus: Inventory, need: Need, taken: set[int], mix_models: bool) -> None:
+    """Against every set of free GPUs, tried one by one."""
+    table = LeaseTable(gpus, 1, mix_models)
+    for gpu in gpus.gpus:
+        if gpu.index in taken:
+            table.quarantine(gpu.gpu_id)
+
+    def serves(members: tuple[Gpu, ...]) -> bool:
+        adequate = all(
+            (need.model or "").lower() in gpu.model.lower() and gpu.memory_gb >= need.memory_gb for gpu in members
+        )
+        return adequate and (mix_models or len({gpu.model for gpu in members}) == 1)
+
+    possible = [members for members in combinations(table.free_gpus, need.gpus) if serves(members)]
+    lease = table.lease(need)
+    assert (lease is not None and lease.gpus in possible) if possible else lease is None
+    assert bool(table.why_never(need)) == (not possible)
+    able = {gpu.gpu_id for members in combinations(table.gpus, need.gpus) if serves(members) for gpu in members}
+    assert table.eligible(need) == able
+
+
+# ---- the table
+
+
+def test_a_unit_without_gpus_takes_a_cpu_place_and_no_gpu() -> None:
     table = LeaseTable(EIGHT, cpu_units=2)
     first = got(table.lease(CPU))
     assert (first.is_cpu, first.gpus, table.num_cpu_free) == (True, (), 1)
@@ -54,7 +191,7 @@ def test_giving_back_what_is_not_out_is_our_bug() -> None:
         table.give_back(lease)
 
 
-def test_a_quarantined_card_is_never_leased_again() -> None:
+def test_a_quarantined_gpu_is_never_leased_again() -> None:
     table = LeaseTable(inventory((3, "H200", 143.0)), cpu_units=1)
     lease = got(table.lease(Need(gpus=2)))
     table.quarantine("ID-1")  # while it is out
@@ -82,10 +219,40 @@ def test_who_keeps_a_file_from_running() -> None:
     assert "only test_0, test_1, test_2 and 4 more ask for that" in table.who_keeps_it({**asks, **many, "test_c": CPU})
 
 
+def test_units_share_a_gpu_up_to_its_memory_and_no_further() -> None:
+    table = LeaseTable(TWO, cpu_units=1)
+    first = [got(table.lease(shared(40))) for _ in range(2)]
+    assert {lease.gpu_ids for lease in first} == {("ID-0",)}
+    assert got(table.lease(Need(gpus=1))).gpu_ids == ("ID-1",)
+    assert table.lease(shared(0.001)) is None
+    table.give_back(first[0])
+    assert table.lease(Need(gpus=1)) is None, "a unit still shares the GPU"
+    assert got(table.lease(shared(40))).gpu_ids == ("ID-0",)
+
+
+def test_a_budget_goes_where_it_leaves_the_least_memory() -> None:
+    table = LeaseTable(inventory((3, "A100", 80.0)), cpu_units=1)
+    assert got(table.lease(shared(50))).gpu_ids == ("ID-0",)
+    assert got(table.lease(shared(60))).gpu_ids == ("ID-1",)
+    assert got(table.lease(shared(20))).gpu_ids == ("ID-1",)
+    assert got(table.lease(shared(20))).gpu_ids == ("ID-0",)
+    assert [gpu.gpu_id for gpu in table.free_gpus] == ["ID-2"]
+
+
+def test_a_quarantined_gpu_is_shared_no_further() -> None:
+    table = LeaseTable(inventory((1, "A100", 80.0)), cpu_units=1)
+    lease = got(table.lease(shared(10)))
+    table.quarantine("ID-0")
+    assert table.lease(shared(10)) is None
+    table.give_back(lease)
+    assert table.lease(shared(10)) is None
+    assert table.free_gpus == ()
+
+
 @pytest.mark.full
 @THOROUGH
-@given(INVENTORIES, st.integers(0, 3), st.booleans(), st.lists(st.tuples(st.integers(0, 9), NEEDS), max_size=40))
-def test_no_card_is_leased_twice_and_none_is_lost(
+@given(INVENTORIES, st.integers(0, 3), st.booleans(), st.lists(st.tuples(st.integers(0, 9), MIXED), max_size=60))
+def test_no_gpu_is_leased_twice_none_is_lost_and_no_budget_exceeded(
     gpus: Inventory, cpu_units: int, mix_models: bool, steps: list[tuple[int, Need]]
 ) -> None:
     """A walk of leases, returns and quarantines, with a ledger kept beside the table."""
@@ -98,21 +265,26 @@ def test_no_card_is_leased_twice_and_none_is_lost(
             table.quarantine(gpus.gpus[need.gpus % len(gpus.gpus)].gpu_id)
         elif deed < 4 and out:
             table.give_back(out.pop(deed % len(out)))
+        elif (lease := table.lease(need)) is None:
+            assert table.lease(need) is None, "refused, it stays refused"
         else:
-            lease = table.lease(need)
-            if lease is None:
-                assert table.lease(need) is None, "refused, it stays refused"
-            else:
-                assert len(lease.gpus) == need.gpus
-                assert not {gpu.gpu_id for gpu in lease.gpus} & quarantined
-                assert not out or not (need.exclusive or any(other.exclusive for other in out))
-                assert mix_models or len({gpu.model for gpu in lease.gpus}) <= 1
-                assert not table.why_never(need)
-                out.append(lease)
-        held = [gpu_id for lease in out for gpu_id in lease.gpu_ids]
-        assert len(held) == len(set(held))
-        free = {gpu.gpu_id for gpu in table.free_gpus}
-        assert free == {gpu.gpu_id for gpu in gpus.gpus} - set(held) - quarantined
+            assert (len(lease.gpus), lease.budget_bytes) == (need.gpus, need.budget_bytes)
+            assert not set(lease.gpu_ids) & quarantined
+            assert not out or not (need.exclusive or any(other.exclusive for other in out))
+            assert mix_models or len({gpu.model for gpu in lease.gpus}) <= 1
+            assert not table.why_never(need)
+            out.append(lease)
+        held = {gpu_id for lease in out for gpu_id in lease.gpu_ids}
+        for gpu in gpus.gpus:
+            holders = [lease for lease in out if gpu.gpu_id in lease.gpu_ids]
+            assert len(holders) <= 1 or all(lease.budget_bytes for lease in holders)
+            assert sum(lease.budget_bytes for lease in holders) <= round(gpu.memory_gb * 1e9)
+        assert {gpu.gpu_id for gpu in table.free_gpus} == {gpu.gpu_id for gpu in gpus.gpus} - held - quarantined
         assert table.num_cpu_free == cpu_units - sum(lease.is_cpu for lease in out)
         assert sorted(lease.slot for lease in out) == [lease.slot for lease in table.leases]
         assert len({lease.slot for lease in out}) == len(out)
+    for lease in out:
+        table.give_back(lease)
+    for gpu in gpus.gpus:
+        assert (table.lease(shared(gpu.memory_gb)) is None) <= bool(quarantined)
+        assert table.fresh().lease(shared(gpu.memory_gb)) is not None

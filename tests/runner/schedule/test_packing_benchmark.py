@@ -26,7 +26,7 @@ def test_targets_are_met_with_a_history(instances: InstanceClass) -> None:
     found = measure(instances, SMALL if instances.num_files <= 60 else 5, seed=7)
     ours = found.ratios["ours", Knowledge.HISTORY]
     assert ours.mean <= 1.03
-    assert ours.p95 <= 1.08
+    assert ours.p95 <= 1.1
     assert min(ours.values) >= 1 - 1e-9, "below its lower bound"
     assert found.ratios["FIFO strict", Knowledge.HISTORY].mean > ours.mean
     assert "PASS" in report(instances, found)
@@ -58,6 +58,6 @@ def test_a_missed_target_is_told() -> None:
     whole, shared = classes()[0], shared_classes()[0]
     assert whole.meets_targets(Ratios([1.0] * 19 + [1.05]))
     assert not whole.meets_targets(Ratios([1.04] * 20))
-    assert not whole.meets_targets(Ratios([1.0] * 18 + [1.09] * 2))
+    assert not whole.meets_targets(Ratios([1.0] * 18 + [1.11] * 2))
     assert shared.meets_targets(Ratios([1.0] * 19 + [1.08]))
     assert not shared.meets_targets(Ratios([1.0] * 99 + [1.09]))

@@ -8,21 +8,20 @@ from hypothesis import strategies as st
 
 from harness.runner.need import Need
 from harness.runner.report_file import ListedTest
+from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.splitting import (
     FileLoad,
-    Group,
-    Obstacle,
-    Slots,
-    Split,
     SplitReason,
+    TestGroup,
     choose_files,
     group_tests,
     make_parts,
-    obstacle_of,
+    plan_parts,
 )
+from tests.support.packing_cases import inventory
 
 CPU, ONE, TWO, EIGHT = Need(), Need(1), Need(2), Need(8)
-EIGHT_GPUS = Slots(8, 4, lambda need: 8 if 0 < need.gpus <= 8 else 0)
+EIGHT_GPUS, FOUR_GPUS = (LeaseTable(inventory((num, "H200", 143.0)), num // 2) for num in (8, 4))
 NEEDS = st.sampled_from((CPU, ONE, TWO, EIGHT, Need(1, memory_gb=40), Need(1, exclusive=True), Need(9)))
 TIES = st.lists(st.sampled_from(("class a", "class b", "together c", "module-fixture d")), max_size=2).map(tuple)
 LISTED = st.lists(st.tuples(NEEDS, TIES), min_size=1, max_size=40).map(
@@ -46,7 +45,7 @@ def test_every_test_is_in_one_part_with_its_group_and_its_need(
     flags: tuple[bool, bool],
     bounds_s: tuple[float, float],
 ) -> None:
-    groups = group_tests(tests, EIGHT, expected_s, durations_s, is_given=False)
+    groups = group_tests(tests, load("t.py", expected_s, EIGHT), durations_s)
     parts = make_parts(groups, EIGHT_GPUS, bounds_s, is_measured=flags[0], has_others=flags[1])
     assert sorted(nodeid for part in parts for nodeid in part.nodeids) == sorted(test.nodeid for test in tests)
     part_of = {nodeid: part for part in parts for nodeid in part.nodeids}
@@ -64,7 +63,7 @@ def test_every_test_is_in_one_part_with_its_group_and_its_need(
 def test_loads_are_within_the_longest_group_of_each_other(
     seconds: list[float], bound_s: float, has_others: bool
 ) -> None:
-    groups = [Group((f"t.py::test_{n}",), ONE, each) for n, each in enumerate(seconds)]
+    groups = [TestGroup((f"t.py::test_{n}",), ONE, each) for n, each in enumerate(seconds)]
     parts = make_parts(groups, EIGHT_GPUS, (0.0, bound_s), is_measured=True, has_others=has_others)
     loads = [part.seconds for part in parts]
     assert max(loads) - min(loads) <= max(seconds) + 1e-6
@@ -94,34 +93,45 @@ def test_a_file_whose_tests_need_different_numbers_of_gpus_is_split() -> None:
     assert choose_files([load("a", 1, EIGHT, asked=(1, 8))], EIGHT_GPUS) == {"a": SplitReason.NEEDS_DIFFER}
     assert choose_files([load("a", 1, EIGHT, asked=(0, 8))], EIGHT_GPUS) == {}, "a test without a marker may use a GPU"
     listed = [ListedTest("t.py::a", ONE), ListedTest("t.py::b", EIGHT), ListedTest("t.py::c", CPU)]
-    groups = group_tests(listed, EIGHT, 3.0, {}, is_given=False)
+    groups = group_tests(listed, load("t.py", 3.0, EIGHT), {})
     parts = make_parts(groups, EIGHT_GPUS, (0.0, 3.0), is_measured=False, has_others=False)
     assert [(part.nodeids, part.need) for part in parts] == [(("t.py::b",), EIGHT), (("t.py::a", "t.py::c"), ONE)]
-    four = Slots(4, 1, lambda need: 4 if 0 < need.gpus <= 4 else 0)
-    parts = make_parts(groups, four, (0.0, 3.0), is_measured=False, has_others=False)
+    parts = make_parts(groups, FOUR_GPUS, (0.0, 3.0), is_measured=False, has_others=False)
     assert [part.need for part in parts] == [ONE, EIGHT], "the first part, which runs new tests, can run here"
-    given_need = group_tests(listed, TWO, 3.0, {}, is_given=True)
+    given_need = group_tests(listed, FileLoad("t.py", TWO, 3.0, is_measured=True, is_given=True), {})
     assert {group.need for group in given_need} == {TWO}, "the needs table wins over markers"
 
 
 def test_durations_decide_the_parts_where_they_are_known() -> None:
     listed = [ListedTest(f"t.py::{name}", ONE) for name in "abcd"]
-    groups = group_tests(listed, ONE, 16.0, {"t.py::a": 3.0, "t.py::b": 1.0}, is_given=False)
+    groups = group_tests(listed, load("t.py", 16.0), {"t.py::a": 3.0, "t.py::b": 1.0})
     assert [group.seconds for group in groups] == pytest.approx([6.0, 2.0, 4.0, 4.0]), "the mean for unknown ones"
     parts = make_parts(groups, EIGHT_GPUS, (0.0, 8.0), is_measured=True, has_others=False)
     assert [part.nodeids for part in parts] == [("t.py::a", "t.py::b"), ("t.py::c", "t.py::d")]
 
 
 def test_parts_are_not_shorter_than_a_second_or_four_unknown_tests() -> None:
-    groups = [Group((f"t.py::{n}",), ONE, 0.5) for n in range(9)]
+    groups = [TestGroup((f"t.py::{n}",), ONE, 0.5) for n in range(9)]
     assert len(make_parts(groups, EIGHT_GPUS, (0.0, 0.1), is_measured=True, has_others=False)) == 4
     assert len(make_parts(groups, EIGHT_GPUS, (0.0, 0.1), is_measured=False, has_others=False)) == 2
     assert len(make_parts(groups, EIGHT_GPUS, (0.0, 1e-310), is_measured=False, has_others=False)) == 2
 
 
-def test_an_obstacle_has_a_code() -> None:
-    split = Split("t.py", SplitReason.DOMINATES, 1, 40.0, 5.0)
-    one, two = Group(("t.py::a",), ONE, 1.0), Group(("t.py::b", "t.py::c"), ONE, 1.0, ("module-fixture engine",))
-    assert obstacle_of(split, [one]).obstacle is Obstacle.ONE_TEST
-    assert (obstacle_of(split, [two]).obstacle, obstacle_of(split, [two]).detail) == (Obstacle.TIED, two.ties[0])
-    assert obstacle_of(split, [one, two]).obstacle is Obstacle.SHORT
+@pytest.mark.parametrize(
+    ("tests", "seconds", "num_parts", "obstacle"),
+    [
+        ([("a", ())], 40.0, 1, "it has one test"),
+        ([("a", ("class A",)), ("b", ("class A",))], 40.0, 1, "its tests run in one process (class A)"),
+        ([("a", ()), ("b", ())], 1.5, 1, "its parts would take less than 1 s"),
+        ([], 40.0, 1, "its tests could not be listed before the run"),
+        ([("a", ()), ("b", ())], 40.0, 2, ""),
+    ],
+)
+def test_a_file_that_runs_whole_says_why(
+    tests: list[tuple[str, tuple[str, ...]]], seconds: float, num_parts: int, obstacle: str
+) -> None:
+    listed = [ListedTest(f"t.py::{name}", ONE, ties) for name, ties in tests]
+    reasons = {"t.py": SplitReason.DOMINATES}
+    ((split, parts),) = plan_parts([load("t.py", seconds)], reasons, {"t.py": listed}, {}, EIGHT_GPUS).values()
+    assert (split.num_parts, max(1, len(parts)), split.obstacle) == (num_parts, num_parts, obstacle)
+    assert (split.reason, split.expected_s) == (SplitReason.DOMINATES, seconds)
