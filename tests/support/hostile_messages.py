@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.bits.errors import CollectionError, TraceError, UsageError
+from harness.bits.errors import TraceError, UsageError
 from harness.doctor.directories import read_trial
 from harness.doctor.gpus import read_torch
 from harness.doctor.host import Answer
@@ -58,11 +58,6 @@ def _readers_of_children() -> list[Reader]:
         Reader("locks", (json_lines({"step": "create", "took_s": 0.1, "error": "x"}),), of_text(of(read_trial))),
         Reader("facts of torch", (json_lines(*torch),), of_text(of(read_torch))),
         Reader("numerics", (json_lines(survey),), of_text(of(check_numerics))),
-        Reader(
-            "lines of a collection",
-            (json_lines({"k": "found", "rootdir": "/", "files": []}),),
-            (CollectionError,),
-        ),
     ]
 
 
@@ -117,7 +112,6 @@ def _fields(stop: Stop) -> dict[str, object]:
 
 def _readers_of_projects() -> list[Reader]:
     project = b'[tool.rlharness]\nisolate = "file"\n[tool.rlharness.needs]\n"tests/gpu/**" = 2\n[tool.rlharness.gate]\n'
-    source = b"import os\nfrom . import a\nimport pytest\n\n@pytest.mark.gpus(2)\ndef test_a():\n    pass\n"
     return [
         Reader("pyproject.toml", (project,), of_file("pyproject.toml", load_config), (UsageError,)),
         Reader(

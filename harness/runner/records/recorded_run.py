@@ -150,7 +150,7 @@ def _event(line: bytes) -> Event | None:
     """Return the event of one line, a plain Event for one of a kind that is not needed; None for no event."""
     try:
         values = json.loads(line)
-        return _adapter(KINDS.get(values["event"], Event)).validate_python(values)
+        return _adapter(KINDS.get(values["event"], Event)).validate_python(values)  # type: ignore[arg-type]
     except MALFORMED:  # a ValidationError is a ValueError
         return None
 

@@ -25,7 +25,7 @@ from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 A, B, C, LATE = (f"tests/test_{name}.py" for name in ("a", "b", "c", "late"))
 GPUS = ("GPU-0", "GPU-1", "GPU-2")
-UNITS = tuple(Unit(path, Need(num), NeedSource.AST) for path, num in ((A, 0), (B, 1), (C, 0), (LATE, 2)))
+UNITS = tuple(Unit(path, Need(num), NeedSource.IMPORT) for path, num in ((A, 0), (B, 1), (C, 0), (LATE, 2)))
 OF_PATH = {unit.path: unit for unit in UNITS}
 
 
