@@ -48,12 +48,6 @@ suite_options = opt.all_of(
     ),
     opt.option("--failed-first --ff", "Start the files that failed in the latest run first."),
     opt.option(
-        "--isolate",
-        "What has a process of its own: each file, as a fork of the session that has collected the suite; each test;"
-        " or each file, in an interpreter started for it.  [default: file]",
-        click.Choice(["file", "test", "interpreter"]),
-    ),
-    opt.option(
         "--needs needs_file", 'TOML file that maps globs of test files to their needs, e.g. "tests/gpu/**" = 1.', FILE
     ),
     opt.option("--mix-models/--no-mix-models", "Allow a file to get GPUs of different models."),
@@ -66,13 +60,6 @@ suite_options = opt.all_of(
     opt.option(
         "--collect-timeout collect_timeout_s S", "Time limit for importing one file.  [default: 120]", opt.ABOVE_0_S
     ),
-    opt.option(
-        "--containment",
-        "How to contain and terminate process trees, strongest first: cgroup, pidns (a PID namespace), subreaper"
-        " (adopts orphans only).  [default: the strongest that this machine allows]",
-        click.Choice(["auto", "cgroup", "pidns", "subreaper"]),
-        default="auto",
-    ),
     opt.option("--safe-path", "Keep the working directory off pytest's import path."),
     opt.json_flag,
 )
@@ -84,6 +71,19 @@ suite_options = opt.all_of(
 )
 @suite_options
 @opt.color
+@opt.option(
+    "--isolate",
+    "What has a process of its own: each file, as a fork of the session that has collected the suite; each test;"
+    " or each file, in an interpreter started for it.  [default: file]",
+    click.Choice(["file", "test", "interpreter"]),
+)
+@opt.option(
+    "--containment",
+    "How to contain and terminate process trees, strongest first: cgroup, pidns (a PID namespace), subreaper"
+    " (adopts orphans only).  [default: the strongest that this machine allows]",
+    click.Choice(["auto", "cgroup", "pidns", "subreaper"]),
+    default="auto",
+)
 @opt.option(
     "--timeout timeout_s S",
     "Time limit for one file; a timeout marker limits one test, and both apply.  [default: 1800]",
