@@ -13,21 +13,12 @@ from pathlib import Path
 
 def test_{0}(): Path("{0}.pid").write_text(str(os.getpid()))
 """
-_PRELOADED = """\
-import sys
-from pathlib import Path
-
-LOADED = "beside" in sys.modules
-
-def test_preloaded(): Path("preloaded").write_text(str(LOADED))
-"""
 SUITE_KEYS = Run(
     name="keys-suite",
     is_quick=True,
     command=("run", "tests", "--gpus=sim:2xA,2xB", "--json"),
     files={
         **SUITE,
-        "tests/test_preloaded.py": _PRELOADED,
         "tests/test_one.py": _TOGETHER.format("one"),
         "tests/test_two.py": _TOGETHER.format("two"),
     },
@@ -41,7 +32,6 @@ SUITE_KEYS = Run(
         "mix-models": "true",
         "results-dir": '"kept"',
         "history-free": "true",
-        "preload": '["beside"]',
         "gpus-per-worker": "1",
         "needs": '{ "test_table.py" = 2, "test_fails.py" = 0 }',
     },
@@ -128,7 +118,6 @@ FEATURES = (
     _key("mix-models", "a file on all four GPUs", lambda s: len(unit(s, "mixed")["gpu_ids"]) == 4),
     _key("results-dir", "results there", lambda s: s.has("kept/.rlharness/runs/latest/events.jsonl")),
     _key("history-free", "no history", lambda s: s.has("state.json") and not s.has(".cache/rlharness/history/*")),
-    _key("preload", "a module that is there before its file", lambda s: s.read("preloaded") == "True"),
     _key("gpus-per-worker", "a GPU for a file without a need", lambda s: len(unit(s, "state")["gpu_ids"]) == 1),
     _key("needs", "two GPUs for a file of the table", lambda s: len(unit(s, "table")["gpu_ids"]) == 2),
     _key("together", "two files in one process", lambda s: s.read("one.pid") == s.read("two.pid"), TOGETHER),

@@ -1,6 +1,5 @@
 """Features of `rlharness plan`, `merge` and `history`, and keys of [tool.rlharness] that a plan shows."""
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 mark = pytest.mark.gpus
-Path("namespace").write_text(os.readlink("/proc/self/ns/pid"))
 
 def {0}(): pass
 """
@@ -38,8 +36,8 @@ OPTIONS = Run(
     is_quick=True,
     command=(
         *("plan", "tests", "--gpus=sim:2xA,2xB", "--mix-models", "--cpu-units=1", "-knot unwanted", "-mnot slow"),
-        *("--deselect=tests/test_deselected.py", "--isolate=worker", "--needs=needs.toml", "--collect-timeout=15"),
-        *("--safe-path", "--json", "--containment=pidns"),
+        *("--deselect=tests/test_deselected.py", "--needs=needs.toml", "--collect-timeout=15"),
+        *("--safe-path", "--json"),
     ),
     files={
         "beside.py": "",
@@ -154,13 +152,11 @@ FEATURES = (
     _plan("-k", "a file without a test", lambda s: "tests/test_unwanted.py" in s.json["deselected"]),
     _plan("-m", "a file without a test", lambda s: "tests/test_marked.py" in s.json["deselected"]),
     _plan("--deselect", "a file without a test", lambda s: "tests/test_deselected.py" in s.json["deselected"]),
-    _plan("--isolate", "two files that share no GPU", lambda s: not _is_together(s, "share", "share2")),
     _plan("--needs", "two GPUs for a file of the table", lambda s: len(scheduled(s, "table")["gpu_ids"]) == 2),
     _plan("--collect-timeout", "an import that is ended", lambda s: "time limit" in _why_never(s, "late")),
     _plan("--safe-path", "no import from the directory", lambda s: "No module" in _why_never(s, "beside")),
     _plan("--json", "one JSON document", lambda s: s.json["units"]),
     _plan("--no-split", "a file as one unit", lambda s: scheduled(s, "many"), WHOLE),
-    _plan("--containment", "imports in a namespace", lambda s: s.read("namespace") != os.readlink("/proc/self/ns/pid")),
     _plan("--split", "parts of a file", lambda s: "test_many.py is split" in s.out + s.err, CHART),
     _plan("--shard", "the partition", lambda s: "partition" in s.out + s.err, CHART),
     _plan("--failed-first", "the failed file first", lambda s: _order(s).index("z") < _order(s).index("a"), AFTER),
