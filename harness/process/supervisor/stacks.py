@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import itertools
 import os
+import re
 import subprocess
 
 from harness.bits.files import open_for_writing
@@ -15,6 +17,8 @@ PER_BATCH_S = 4.0
 AFTER_KILL_S = 0.5
 TOTAL_S = 10.0  # the tree lives on while it is looked at: not for long
 ROUND_SIZE = 8  # py-spy processes at once
+OURS = re.compile(r"    .+ \((_pytest/|pluggy/|pytest/|importlib/|<frozen |harness/(runner|process)/)")
+"""A frame that every test has above it."""
 
 
 def dump_stacks(processes: list[Process], path: str, py_spy: str, clock: Clock) -> int:
@@ -38,7 +42,7 @@ def dump_stacks(processes: list[Process], path: str, py_spy: str, clock: Clock) 
                 out.write(f"== process {process.pid}, parent {process.parent_pid}: {command_line(process.pid)}\n")
                 if text:
                     num_python += 1
-                    out.write(redact_text(_without_command_line(text)).rstrip() + "\n\n")
+                    out.write(redact_text(_folded(_without_command_line(text))).rstrip() + "\n\n")
                 else:
                     why = redact_text(reason) or "not a Python process"
                     out.write(f"no Python stack: {why}\n{_threads(process.pid)}\n")
@@ -83,6 +87,15 @@ def _without_command_line(text: str) -> str:
     """What py-spy printed, from the line that names the interpreter on: the command line before it has its secrets."""
     _, found, rest = text.rpartition("\nPython v")
     return f"Python v{rest}" if found else text
+
+
+def _folded(text: str) -> str:
+    """The stacks with one line for frames in a row that are no frames of a suite."""
+    lines: list[str] = []
+    for is_ours, found in itertools.groupby(text.splitlines(), lambda line: OURS.match(line) is not None):
+        frames = [*found]
+        lines += [f"    ... {len(frames)} of pytest and rlharness"] if is_ours and len(frames) > 1 else frames
+    return "\n".join(lines)
 
 
 def _threads(pid: int) -> str:

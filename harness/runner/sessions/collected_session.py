@@ -231,7 +231,11 @@ class CollectedSession:
             return (yield)
         before, modules = len(self._watch.reads), len(sys.modules)
         self.note("importing", path=str(path))
-        report = yield
+        try:
+            report = yield
+        except (SystemExit, KeyboardInterrupt, pytest.exit.Exception):  # which would end pytest: it is this file's end
+            traceback.print_exc()
+            os._exit(1)
         if self._hazard is None:
             found = self._watch.hazard([self._standby])
             if found is not None or len(self._watch.reads) > before:

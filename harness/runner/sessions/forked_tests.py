@@ -43,6 +43,8 @@ ROUND_S = 0.05
 """Seconds between two looks at a fork whose pipe another process holds open."""
 THREADS_BEFORE = pytest.StashKey[set[threading.Thread]]()
 _FRAME = struct.Struct("!Q")
+# Tests replace these, some for good; ours are kept.
+_write, _getpid, _dumps = os.write, os.getpid, pickle.dumps
 _REPLAYED = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish")
 
 
@@ -334,13 +336,13 @@ def _sender(write: int) -> Callable[[str, Any], None]:
     pid, lock = os.getpid(), threading.Lock()
 
     def send(name: str, given: Any) -> None:
-        if os.getpid() != pid:  # a fork of the test
+        if _getpid() != pid:  # a fork of the test
             return
-        frame = pickle.dumps((name, given))
+        frame = _dumps((name, given))
         unsent = memoryview(_FRAME.pack(len(frame)) + frame)
         with lock:
             while unsent:
-                unsent = unsent[os.write(write, unsent) :]
+                unsent = unsent[_write(write, unsent) :]
 
     return send
 
