@@ -150,7 +150,8 @@ def _event(line: bytes) -> Event | None:
     """Return the event of one line, a plain Event for one of a kind that is not needed; None for no event."""
     try:
         values = json.loads(line)
-        return _adapter(KINDS.get(values["event"], Event)).validate_python(values)
+        event: Event = _adapter(name if (name := values["event"]) in KINDS else "").validate_python(values)
+        return event
     except MALFORMED:  # a ValidationError is a ValueError
         return None
 
@@ -178,7 +179,7 @@ def _beside(directory: str, recorded: Path, present: Path) -> str:
 
 
 @cache
-def _adapter(kind: Any) -> "TypeAdapter[Event]":
+def _adapter(name: str) -> "TypeAdapter[Any]":
     from pydantic import TypeAdapter  # late: it takes 0.1 s, and a run reads no record
 
-    return TypeAdapter(kind)
+    return TypeAdapter(KINDS.get(name, Event))

@@ -15,6 +15,7 @@ from harness.runner.need import Need
 from harness.runner.records.merging import MergedRun, merge_runs
 from harness.runner.records.recorded_run import read_recorded_run
 from harness.runner.schedule.sharding import ShardPlan
+from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult, WorkerFailure
 from tests.support.suite_runs import QUICK, run, write_suite
 
@@ -171,7 +172,11 @@ def test_outcomes_that_a_record_lacks_come_from_reports(tmp_path: Path) -> None:
     assert outcomes(run) == {"a": "passed", "b": "passed", "c": "failed"}
     lacks = "its record of events is incomplete; 2 outcomes from the reports of its units; no outcome of d, e, f"
     assert run.errors == (f"{path}: {lacks}",)
-    assert (run.exit_code, run.state.tests["passed"], run.state.sequential_s) == (ExitCode.TESTS_FAILED, 1, 3.0)
+    assert (run.exit_code, run.state.tests[TestOutcome.PASSED], run.state.sequential_s) == (
+        ExitCode.TESTS_FAILED,
+        1,
+        3.0,
+    )
     with (path / "events.jsonl").open("a") as record:
         record.write('{"event": "unit_fin')
     assert outcomes(merge_runs([read_recorded_run(path)])) == outcomes(run)
