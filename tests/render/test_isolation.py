@@ -27,7 +27,7 @@ NOTES = (
     IsolationNote(IsolationCode.LEFT_PROCESS, "a.py", detail="7 sleep"),
     IsolationNote(IsolationCode.LEFT_THREAD, "a.py", detail="Thread-1"),
 )
-END = events.RunFinished(9.0, 0, 9.0, 9.0, 0.0, 1.0, 1.0, "", "", ("a note",), isolation=NOTES)
+END = events.RunFinished(9.0, 0, 9.0, 9.0, 0.0, 1.0, 1.0, "", ("a note",), isolation=NOTES)
 
 
 def test_each_note_has_a_sentence_of_its_own_with_its_values() -> None:

@@ -60,9 +60,7 @@ def test_a_run_that_never_finished_is_written_when_it_is_closed(sample_run: Any,
     sample_run.tell(reporter_to(file))
     found = suites(file)
     assert len(found) == 9
-    assert told(next(iter(found["tests/test_leaky.py"]))) == (
-        ("interrupted", "no outcome of this unit is recorded"),
-    )
+    assert told(next(iter(found["tests/test_leaky.py"]))) == (("interrupted", "no outcome of this unit is recorded"),)
 
 
 def test_an_older_report_stays_when_the_new_one_cannot_be_written(sample_run: Any, file: Path) -> None:
@@ -134,7 +132,7 @@ def test_any_text_gives_valid_xml(tmp_path_factory: pytest.TempPathFactory, text
 
 def test_what_ended_the_run_early_is_an_error_of_its_own(tmp_path: Path) -> None:
     state, reporter = RunState(), reporter_to(tmp_path / "j.xml")
-    event = RunFinished(1.0, 1, 1.0, 0.0, 0.0, 0.0, 0.0, "", error="the test files cannot be listed\nas pytest died")
+    event = RunFinished(1.0, 1, 1.0, 0.0, 0.0, 0.0, 0.0, error="the test files cannot be listed\nas pytest died")
     state.apply(event)
     reporter.on_event(event, state)
     (case,) = suites(tmp_path / "j.xml")["rlharness"]

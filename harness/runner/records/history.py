@@ -25,7 +25,7 @@ from harness.process.user_cache import cache_path
 from harness.runner.events import AttemptFailed, Event, TestFinished, TestStarted, UnitFinished
 from harness.runner.gpu_memory import merge_uses
 from harness.runner.records.collected_file import CollectedFile, file_text, parse_file
-from harness.runner.records.stats import RAN_TO_THE_END, RunState
+from harness.runner.records.stats import RunState
 from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import NeedSource, Outcome, UnitResult
 
@@ -61,6 +61,7 @@ SCHEMA = (
     # The key is a digest of the file and of everything else that decides which tests it has.
     "CREATE TABLE collected (path BLOB PRIMARY KEY, key TEXT NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL)",
 )
+RAN_TO_THE_END = (Outcome.PASSED, Outcome.FAILED, Outcome.LEANING, Outcome.NO_TESTS)
 TIMED = frozenset((*RAN_TO_THE_END, *("passed", "failed", "error", "xpassed", "xfailed")))
 """Outcomes with a duration that says how long the file or test takes."""
 _OUTCOMES = frozenset([*(each.value for each in Outcome), *(each.value for each in TestOutcome)])

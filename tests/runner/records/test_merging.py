@@ -51,7 +51,7 @@ class Record:
         ]
         told += self.more
         if self.code is not None:
-            end = events.RunFinished(9.0, self.code, self.wall_s, 1.0, 0.0, 1.0, 1.0, "", self.error)
+            end = events.RunFinished(9.0, self.code, self.wall_s, 1.0, 0.0, 1.0, 1.0, self.error)
             told.append(replace(end, failed_workers=self.failed_workers))
         path.mkdir()
         (path / "events.jsonl").write_text("".join(events.to_json_line(event) + "\n" for event in told))
