@@ -263,7 +263,7 @@ class History:
 
     def record_need(self, result: UnitResult, size_bytes: int) -> None:
         """Keep whether the need of a file in the plan was what its tests asked for."""
-        path = _name_bytes(result.unit.path)
+        path = _name_bytes(result.unit.file_path)
         if result.need_disagrees and result.unit.source is not NeedSource.TABLE:
             insert = "INSERT OR REPLACE INTO disagreeing VALUES (?, ?)"
             self._tried("recording", lambda connection: connection.execute(insert, (path, size_bytes)), None)
@@ -464,14 +464,16 @@ class HistoryKeeper:
         if unit.part:
             parts = self._parts.setdefault(unit.file_path, [])
             parts.append((result, sum(each.duration_s for each in tests.values())))
-            if len(parts) == unit.part.count:
-                tests[unit.file_path] = self._of_parts(parts)
+            if len(parts) < unit.part.count:
+                self._history.record(tests)
+                return
+            tests[unit.file_path] = self._of_parts(parts)
+            result = next((each for each, _ in parts if each.need_disagrees), result)
         elif not unit.selection:
             peak = result.gpu_memory.peak_bytes if result.gpu_memory is not None else None
             tests[unit.path] = PastResult(self._run_id, result.outcome.value, result.duration_s, peak)
         self._history.record(tests)
-        if not unit.part:
-            self._history.record_need(result, self._sizes_bytes.get(unit.path, 0))
+        self._history.record_need(result, self._sizes_bytes.get(unit.file_path, 0))
 
     def _of_parts(self, parts: Sequence[tuple[UnitResult, float]]) -> PastResult:
         """Return the result of a file from those of all its parts, each with the seconds of its tests.

@@ -205,11 +205,14 @@ def lower_bound(jobs: Sequence[Job], table: LeaseTable) -> Bound:
 
 def _terms(jobs: Sequence[Job], num_places: int, memory_gb: float) -> Iterator[tuple[Term, float]]:
     """Bounds for units of one set of GPUs, or of the CPU slots: the reason and the seconds."""
-    wide = [job for job in jobs if 2 * (job.need.gpus or 1) > num_places and not job.need.shared]
+    wide: list[Job] = []
     longest_s: dict[int, float] = {}  # of the others, by width
-    for job in set(jobs).difference(wide):
+    for job in jobs:
         width = job.need.gpus or 1
-        longest_s[width] = max(longest_s.get(width, 0.0), job.expected_s)
+        if 2 * width > num_places and not job.need.shared:
+            wide.append(job)
+        else:
+            longest_s[width] = max(longest_s.get(width, 0.0), job.expected_s)
     for width, own_s in longest_s.items():
         beside_s = sum(other.expected_s for other in wide if other.need.gpus > num_places - width)
         yield Term.BESIDE if beside_s else Term.LONGEST, beside_s + own_s
