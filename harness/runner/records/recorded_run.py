@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.bits.errors import ReportError, UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.bits.files import MALFORMED, open_regular
 from harness.runner.events import (
     CollectionFinished,
@@ -83,6 +84,8 @@ def read_recorded_run(path: Path) -> RecordedRun:
     for event in _events(record, path):
         match event:
             case None:
+                num_unreadable += 1
+            case RunFinished() if event.exit_code not in set(ExitCode):
                 num_unreadable += 1
             case UnitFinished():
                 results[event.result.unit.path] = event.result

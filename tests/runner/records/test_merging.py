@@ -188,6 +188,8 @@ BROKEN = (
     b'{"event": "run_finished", "t": NaN}',
     b'{"event": "unit_finished", "t": 1, "result": []}',
     b'{"event": "run_finished", "t": 1, "exit_code": 1e999}',
+    b'{"event": "run_finished", "t": 1, "exit_code": 77, "wall_s": 1, "sequential_s": 1, "utilisation": 0, '
+    b'"lower_bound_s": 0, "makespan_s": 1}',
     b"[" * 100_000,
 )
 
