@@ -10,7 +10,7 @@ from harness.runner.events import plain
 from harness.runner.records.history import UNKNOWN_S
 from harness.runner.schedule.packing import TOLERANCE, Plan
 from harness.runner.schedule.splitting import Split
-from harness.runner.units import UnitResult, file_of
+from harness.runner.units import UnitResult
 
 MAX_NAMED = 20
 """Units that cannot run which are listed; the others are counted."""
@@ -49,7 +49,6 @@ def plan_json(
         "lower_bound_s": bound.value_s,
         "lower_bound_term": bound.term.name.lower(),
         "lower_bound_exclusive_s": bound.exclusive_s,
-        "bounding_unit": "" if bound.unit is None else paths[bound.unit],
         "order": [paths[job.index] for job in plan.order],
         "units": [{name: value for name, value in unit.items() if name != "index"} for unit in units],
         "estimated": [paths[index] for index in sorted(estimates)],
@@ -63,14 +62,14 @@ def _facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -> list
     if plan.makespan_s > 0:
         sequential_s = sum(p.end_s - p.start_s for p in plan.placements)
         lines[0] += f", {sequential_s / plan.makespan_s:.1f}x faster than one file at a time"
-        lines += _bound_facts(plan, paths, estimates)
+        lines += _bound_facts(plan, estimates)
         if guess := estimated(len(estimates), len(plan.order)):
             unknown = f", {UNKNOWN_S:g} s assumed for each" if len(estimates) >= len(plan.order) else ""
             lines.append(f"durations    {guess}{unknown}")
     return lines + _named("cannot run", [(paths[index], reason) for index, reason in plan.never])
 
 
-def _bound_facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -> list[str]:
+def _bound_facts(plan: Plan, estimates: Collection[int]) -> list[str]:
     bound = plan.bound
     above = plan.makespan_s / bound.value_s - 1
     reached = "reached" if above <= TOLERANCE else f"the makespan is {above:.1%} above it"
@@ -79,10 +78,6 @@ def _bound_facts(plan: Plan, paths: Sequence[str], estimates: Collection[int]) -
     lines.append(f"             set by {bound.term.value}{where}")
     if bound.exclusive_s:
         lines.append(f"{'':13}{bound.exclusive_s:.1f} s of it for exclusive files")
-    is_part = bound.unit is not None and file_of(paths[bound.unit]) != paths[bound.unit]
-    if bound.unit is not None and not is_part and bound.unit not in estimates and len(plan.placements) > 1:
-        alone_s = next(job.expected_s for job in plan.order if job.index == bound.unit)
-        lines.append(f"split        {one_line(paths[bound.unit])}: its {alone_s:.1f} s set the bound")
     return lines
 
 

@@ -48,9 +48,7 @@ def run_page_text(timeline: Timeline, state: RunState, finished: RunFinished | N
     """Return the page of a run that has started; reads the outputs of its failed files."""
     started, code = state.started, finished.exit_code if finished else None
     assert started is not None
-    end = finished or closing_figures(
-        state, t=state.t, exit_code=ExitCode.OK, lower_bound_s=state.lower_bound_s, bounding_unit=""
-    )
+    end = finished or closing_figures(state, t=state.t, exit_code=ExitCode.OK, lower_bound_s=state.lower_bound_s)
     failures = list_failures(state, finished)
     texts = [_TURNS.sub(lambda match: escape(match.group()), shown(each.text).rstrip("\n")) for each in failures]
     numbers = {file_of(each.name.partition("::")[0]): number for number, each in reversed([*enumerate(failures)])}
@@ -58,7 +56,6 @@ def run_page_text(timeline: Timeline, state: RunState, finished: RunFinished | N
     tests = [test for span in spans for test in span.tests]
     over = over_budget_lines((each.unit.path, each.unit.need, each.gpu_memory) for each in state.results.values())
     notes = [
-        *[f"{end.bounding_unit} sets the bound: split this file to make the run shorter"] * bool(end.bounding_unit),
         *(f"not used: {each}" for each in started.left_out),
         *started.notes,
         *(

@@ -343,8 +343,6 @@ def closing_line(event: events.RunFinished, state: RunState) -> str:
         facts.append(f"GPUs {event.utilisation:.0%} leased")
     if event.lower_bound_s > 0:
         facts.append(f"lower bound {event.lower_bound_s:.1f} s{' as measured' if state.num_estimated else ''}")
-    if event.bounding_unit:
-        facts.append(f"{one_line(event.bounding_unit)} sets the bound: split it")
     return f"{units} in {event.wall_s:.1f} s ({'; '.join(facts)})"
 
 

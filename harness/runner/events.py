@@ -209,8 +209,6 @@ class RunFinished(Event):
     """Lower bound of the makespan computed from the durations as measured."""
     makespan_s: float
     """From the first start to the last end."""
-    bounding_unit: str
-    """The file whose own duration sets the bound, and so is worth splitting; empty if none does."""
     error: str = ""
     """Reason why the run ended early: a suite that cannot be collected, a bug in rlharness; empty if it did not."""
     notes: tuple[str, ...] = ()

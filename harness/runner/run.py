@@ -33,7 +33,7 @@ from harness.runner.network_pins import network_pins
 from harness.runner.options import RunOptions, runs_parts_of_files, stops_early
 from harness.runner.planning import Planned, collect_and_plan, new_table
 from harness.runner.records.history import HistoryKeeper
-from harness.runner.records.stats import RunState, closing_figures, exit_code, worth_splitting
+from harness.runner.records.stats import RunState, closing_figures, exit_code
 from harness.runner.reporter import Guarded
 from harness.runner.reruns.retries import Retries
 from harness.runner.run_context import RunContext, open_run_context, read_run_gpus
@@ -253,7 +253,6 @@ class _Run:
             t=self.recorder.t(),
             exit_code=failure.exit_code if isinstance(failure, HarnessError) else code,
             lower_bound_s=bound.value_s,
-            bounding_unit=worth_splitting(ran, bound.unit),
         )
         error = "" if failure is None else str(failure) if is_users else f"{type(failure).__name__}: {failure}"
         return replace(

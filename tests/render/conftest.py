@@ -237,7 +237,7 @@ def sample_run(tmp_path: Path) -> SampleRun:
         state.apply(event)
     state.check_sum()
     code = exit_code(state, allow_missing_gpus=False)
-    events.append(closing_figures(state, t=55.5, exit_code=code, lower_bound_s=36.0, bounding_unit=HANG.path))
+    events.append(closing_figures(state, t=55.5, exit_code=code, lower_bound_s=36.0))
     return SampleRun(root, events)
 
 

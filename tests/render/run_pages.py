@@ -76,7 +76,7 @@ def write_run(root: Path, run_id: str, files: Mapping[str, Tests], *, num_gpus: 
         counts = TestCounts({each: outcomes.count(each) for each in set(outcomes)})
         take(UnitFinished(t, UnitResult(unit, outcome, "", duration_s, gpu_ids, counts, directory=str(attempt))))
     code = ExitCode.TESTS_FAILED if any(outcome.is_failure for outcome in state.outcomes) else ExitCode.OK
-    take(closing_figures(state, t=max(free_s.values()), exit_code=code, lower_bound_s=1.0, bounding_unit=""))
+    take(closing_figures(state, t=max(free_s.values()), exit_code=code, lower_bound_s=1.0))
     for reporter in reporters:
         reporter.close()
     return directory
@@ -112,4 +112,4 @@ def state_of(*results: UnitResult) -> RunState:
 
 
 def finished_of(state: RunState, code: ExitCode = ExitCode.TESTS_FAILED) -> RunFinished:
-    return closing_figures(state, t=1.0, exit_code=code, lower_bound_s=0.0, bounding_unit="")
+    return closing_figures(state, t=1.0, exit_code=code, lower_bound_s=0.0)

@@ -23,7 +23,7 @@ NOTES = (
     IsolationNote(IsolationCode.TESTS_NOT_FORKED, "a.py", detail="something else"),
     IsolationNote(IsolationCode.TESTS_NOT_FORKED, "", NotForked.PLUGIN_THREADS, detail="plugin", num_processes=31),
 )
-END = events.RunFinished(9.0, 0, 9.0, 9.0, 0.0, 1.0, 1.0, "", "", ("a note",), isolation=NOTES)
+END = events.RunFinished(9.0, 0, 9.0, 9.0, 0.0, 1.0, 1.0, "", ("a note",), isolation=NOTES)
 
 
 def test_each_note_has_a_sentence_of_its_own_with_its_values() -> None:

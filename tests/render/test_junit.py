@@ -132,7 +132,7 @@ def test_any_text_gives_valid_xml(tmp_path_factory: pytest.TempPathFactory, text
 
 def test_what_ended_the_run_early_is_an_error_of_its_own(tmp_path: Path) -> None:
     state, reporter = RunState(), reporter_to(tmp_path / "j.xml")
-    event = RunFinished(1.0, 1, 1.0, 0.0, 0.0, 0.0, 0.0, "", error="the test files cannot be listed\nas pytest died")
+    event = RunFinished(1.0, 1, 1.0, 0.0, 0.0, 0.0, 0.0, error="the test files cannot be listed\nas pytest died")
     state.apply(event)
     reporter.on_event(event, state)
     (case,) = suites(tmp_path / "j.xml")["rlharness"]

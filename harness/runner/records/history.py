@@ -24,7 +24,7 @@ from harness.bits.files import MALFORMED
 from harness.process.user_cache import cache_path
 from harness.runner.events import AttemptFailed, Event, TestFinished, TestStarted, UnitFinished
 from harness.runner.gpu_memory import merge_uses
-from harness.runner.records.stats import RAN_TO_THE_END, RunState
+from harness.runner.records.stats import RunState
 from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, UnitResult
 
@@ -54,6 +54,7 @@ SCHEMA = (
     # `recent` has the last results, oldest first: [run id, outcome, seconds] and bytes of GPU memory where measured.
     "CREATE TABLE results (name BLOB PRIMARY KEY, number INTEGER NOT NULL, recent TEXT NOT NULL) WITHOUT ROWID",
 )
+RAN_TO_THE_END = (Outcome.PASSED, Outcome.FAILED, Outcome.LEANING, Outcome.NO_TESTS)
 TIMED = frozenset((*RAN_TO_THE_END, *("passed", "failed", "error", "xpassed", "xfailed")))
 """Outcomes with a duration that says how long the file or test takes."""
 _OUTCOMES = frozenset([*(each.value for each in Outcome), *(each.value for each in TestOutcome)])
@@ -402,8 +403,11 @@ class HistoryKeeper:
         if unit.part:
             parts = self._parts.setdefault(unit.file_path, [])
             parts.append((result, sum(each.duration_s for each in tests.values())))
-            if len(parts) == unit.part.count:
-                tests[unit.file_path] = self._of_parts(parts)
+            if len(parts) < unit.part.count:
+                self._history.record(tests)
+                return
+            tests[unit.file_path] = self._of_parts(parts)
+            result = next((each for each, _ in parts if each.need_disagrees), result)
         elif not unit.selection:
             peak = result.gpu_memory.peak_bytes if result.gpu_memory is not None else None
             tests[unit.path] = PastResult(self._run_id, result.outcome.value, result.duration_s, peak)

@@ -147,7 +147,6 @@ def _finished(
         utilisation=sum(seconds * share for seconds, share in gpu_s) / offered_s if offered_s > 0 else 0.0,
         lower_bound_s=0.0,
         makespan_s=max((end.makespan_s for _, end in ends), default=0.0),
-        bounding_unit="",
         error="; ".join(errors),
         notes=tuple(notes),
         session_failures=tuple(each for _, end in ends for each in end.session_failures),

@@ -2,12 +2,14 @@
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.bits.errors import ReportError, UsageError
+from harness.bits.exit_codes import ExitCode
 from harness.bits.files import MALFORMED, open_regular
 from harness.runner.events import (
     CollectionFinished,
@@ -77,23 +79,27 @@ def read_recorded_run(path: Path) -> RecordedRun:
     record = path / RECORD if path.is_dir() else path
     found: dict[type[Event], Any] = {}
     results: dict[str, UnitResult] = {}
-    quarantined = []
-    events = [_event(line) for line in _lines(record, path)]
-    for event in events:
+    quarantined: list[GpuQuarantined] = []
+    num_unreadable = 0
+    for event in _events(record, path):
         match event:
+            case None:
+                num_unreadable += 1
+            case RunFinished() if event.exit_code not in set(ExitCode):
+                num_unreadable += 1
             case UnitFinished():
                 results[event.result.unit.path] = event.result
             case GpuQuarantined():
                 quarantined.append(event)
             case GpuReadmitted():
                 quarantined = [each for each in quarantined if each.gpu_id != event.gpu_id]
-            case Event():
+            case _:
                 found[type(event)] = event
     if RunStarted not in found:
         raise _refused(path, "it does not begin with the start of a run")
     started, collected, finished = found[RunStarted], found.get(CollectionFinished), found.get(RunFinished)
     results = {unit: _moved(result, Path(started.directory), record.parent) for unit, result in results.items()}
-    num_in_record, num_unreadable = len(results), events.count(None)
+    num_in_record = len(results)
     if collected is not None and (finished is None or num_unreadable):
         for number, unit in enumerate(collected.units):
             if unit.path not in results and (result := _reported_result(unit, record.parent / UNITS, number)):
@@ -135,24 +141,21 @@ def _reported_result(unit: Unit, units: Path, number: int) -> UnitResult | None:
     )
 
 
-def _lines(record: Path, named: Path) -> list[bytes]:
-    """The whole lines of a record, and the last one cut short."""
+def _events(record: Path, named: Path) -> Iterator[Event | None]:
+    """Yield the events of a record that are needed here; None for a line that is no event."""
     try:
         with open_regular(record, follows_links=True) as file:
             if (size_bytes := os.fstat(file.fileno()).st_size) > MAX_RECORD_BYTES:
                 raise _refused(named, f"it has {size_bytes:,} bytes, more than {MAX_RECORD_BYTES:,}")
-            return file.readlines()
+            for line in file:
+                try:
+                    values = json.loads(line)
+                    if (name := values["event"]) in KINDS:
+                        yield _adapter(name).validate_python(values)
+                except MALFORMED:  # a ValidationError is a ValueError
+                    yield None
     except OSError as error:
         raise _refused(named, error.strerror or str(error)) from None
-
-
-def _event(line: bytes) -> Event | None:
-    """Return the event of one line, a plain Event for one of a kind that is not needed; None for no event."""
-    try:
-        values = json.loads(line)
-        return _adapter(KINDS.get(values["event"], Event)).validate_python(values)  # type: ignore[arg-type]
-    except MALFORMED:  # a ValidationError is a ValueError
-        return None
 
 
 def _refused(path: Path, why: str) -> UsageError:
@@ -178,7 +181,7 @@ def _beside(directory: str, recorded: Path, present: Path) -> str:
 
 
 @cache
-def _adapter(kind: Any) -> "TypeAdapter[Event]":
+def _adapter(name: str) -> "TypeAdapter[Any]":
     from pydantic import TypeAdapter  # late: it takes 0.1 s, and a run reads no record
 
-    return TypeAdapter(kind)
+    return TypeAdapter(KINDS[name])

@@ -9,7 +9,6 @@ AssertionError also under `python -O`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -35,10 +34,6 @@ from harness.runner.events import (
 from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, Unit, UnitResult
-
-RAN_TO_THE_END = (Outcome.PASSED, Outcome.FAILED, Outcome.LEANING, Outcome.NO_TESTS)
-MIN_SPLIT_S = 5.0
-"""Seconds of a file from which the advice to split it is worth a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +262,7 @@ class RunState:
         self.expected_done_s += self.expected_s[path]
 
 
-def closing_figures(
-    state: RunState, *, t: float, exit_code: ExitCode, lower_bound_s: float, bounding_unit: str
-) -> RunFinished:
+def closing_figures(state: RunState, *, t: float, exit_code: ExitCode, lower_bound_s: float) -> RunFinished:
     """The run's last event, at `t` seconds; the bound is the caller's, from the durations as measured."""
     return RunFinished(
         t=t,
@@ -279,20 +272,7 @@ def closing_figures(
         utilisation=state.utilisation,
         lower_bound_s=lower_bound_s,
         makespan_s=state.makespan_s,
-        bounding_unit=bounding_unit,
     )
-
-
-def worth_splitting(ran: Sequence[UnitResult], number: int | None) -> str:
-    """Return the path of the unit that sets the bound, unit `number` of those that ran, if splitting it would help.
-
-    It takes MIN_SPLIT_S at least, has several tests, and others ran too. A unit that was ended has no known duration.
-    """
-    if number is None or len(ran) == 1:
-        return ""
-    result = ran[number]
-    is_divisible = result.tests.total > 1 and result.unit.part is None and result.duration_s >= MIN_SPLIT_S
-    return result.unit.path if is_divisible and result.outcome in RAN_TO_THE_END else ""
 
 
 def exit_code(

@@ -176,9 +176,6 @@ class Bound:
 
     value_s: float
     term: Term
-    unit: int | None = None
-    """`Job.index` of the unit whose length sets the bound, so that splitting it in two files that can run side by side
-    would lower it; None where no single unit does."""
     num_places: int = 0
     """Size of the set of GPUs, or of CPU slots, that sets the bound; 0 if exclusive units alone do."""
     is_cpu: bool = False
@@ -200,22 +197,26 @@ def lower_bound(jobs: Sequence[Job], table: LeaseTable) -> Bound:
         members = [job for job, own in confined if own == gpu_ids or (own and own < gpu_ids)]
         num_places = len(gpu_ids) or table.cpu_units
         memory_gb = max((gpu.memory_gb for gpu in table.gpus if gpu.gpu_id in gpu_ids), default=0.0)
-        for term, seconds, unit in _terms(members, num_places, memory_gb):
+        for term, seconds in _terms(members, num_places, memory_gb):
             if exclusive_s + seconds > best.value_s * (1 + TOLERANCE):  # of equal terms, the first is named
-                best = Bound(exclusive_s + seconds, term, unit, num_places, not gpu_ids, exclusive_s)
+                best = Bound(exclusive_s + seconds, term, num_places, not gpu_ids, exclusive_s)
     return best
 
 
-def _terms(jobs: Sequence[Job], num_places: int, memory_gb: float) -> Iterator[tuple[Term, float, int | None]]:
-    """Bounds for units of one set of GPUs, or of the CPU slots: the reason, the seconds, the unit that sets it."""
-    wide = [job for job in jobs if 2 * (job.need.gpus or 1) > num_places and not job.need.shared]
-    narrow: dict[int, Job] = {}  # the longest of each width
-    for job in sorted(set(jobs).difference(wide), key=lambda job: (job.expected_s, -job.index)):
-        narrow[job.need.gpus or 1] = job
-    for width, job in narrow.items():
+def _terms(jobs: Sequence[Job], num_places: int, memory_gb: float) -> Iterator[tuple[Term, float]]:
+    """Bounds for units of one set of GPUs, or of the CPU slots: the reason and the seconds."""
+    wide: list[Job] = []
+    longest_s: dict[int, float] = {}  # of the others, by width
+    for job in jobs:
+        width = job.need.gpus or 1
+        if 2 * width > num_places and not job.need.shared:
+            wide.append(job)
+        else:
+            longest_s[width] = max(longest_s.get(width, 0.0), job.expected_s)
+    for width, own_s in longest_s.items():
         beside_s = sum(other.expected_s for other in wide if other.need.gpus > num_places - width)
-        yield Term.BESIDE if beside_s else Term.LONGEST, beside_s + job.expected_s, job.index
-    yield Term.LONGEST if len(wide) == 1 else Term.ONE_AT_A_TIME, sum(job.expected_s for job in wide), None
+        yield Term.BESIDE if beside_s else Term.LONGEST, beside_s + own_s
+    yield Term.LONGEST if len(wide) == 1 else Term.ONE_AT_A_TIME, sum(job.expected_s for job in wide)
     shares = [job.need.memory_gb / memory_gb if job.need.shared else job.need.gpus or 1 for job in jobs]
     area_s = sum(share * job.expected_s for share, job in zip(shares, jobs, strict=True))
-    yield Term.AREA, area_s / max(num_places, 1), None
+    yield Term.AREA, area_s / max(num_places, 1)

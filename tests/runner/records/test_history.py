@@ -163,15 +163,15 @@ def test_of_a_file_that_runs_again_the_first_attempt_is_recorded(path: Path) -> 
 def test_a_file_in_parts_has_one_result_once_all_have_ended(path: Path) -> None:
     """Each part has 1 s of pytest and imports, which a whole file has once."""
     parts = [
-        result(f"{A} [{n}/2]", Outcome(outcome), 1.0 + n, file=A, part=Part(n, 2))
-        for n, outcome in ((1, "passed"), (2, "failed"))
+        result(f"{A} [{n}/2]", outcome, 1.0 + n, file=A, part=Part(n, 2))
+        for n, outcome in ((1, Outcome.PASSED), (2, Outcome.FAILED))
     ]
     with History.open(path) as kept:
         keeper, state = HistoryKeeper(kept, "r1"), RunState()
         for number, (part, nodeid) in enumerate(zip(parts, (X, Y), strict=True), 1):
             assert A not in trends(path)
             keeper.on_event(TestFinished(1.0, part.unit.path, nodeid, "passed", float(number)), state)
-            keeper.on_event(UnitFinished(2.0, replace(part, outcome=Outcome(part.outcome))), state)
+            keeper.on_event(UnitFinished(2.0, part), state)
     assert trends(path)[A] == [("r1", "failed", 4.0)]
     assert {X, Y} < trends(path).keys()
 

@@ -51,7 +51,7 @@ class Record:
         ]
         told += self.more
         if self.code is not None:
-            end = events.RunFinished(9.0, self.code, self.wall_s, 1.0, 0.0, 1.0, 1.0, "", self.error)
+            end = events.RunFinished(9.0, self.code, self.wall_s, 1.0, 0.0, 1.0, 1.0, self.error)
             told.append(replace(end, session_failures=self.session_failures))
         path.mkdir()
         (path / "events.jsonl").write_text("".join(events.to_json_line(event) + "\n" for event in told))
@@ -188,6 +188,8 @@ BROKEN = (
     b'{"event": "run_finished", "t": NaN}',
     b'{"event": "unit_finished", "t": 1, "result": []}',
     b'{"event": "run_finished", "t": 1, "exit_code": 1e999}',
+    b'{"event": "run_finished", "t": 1, "exit_code": 77, "wall_s": 1, "sequential_s": 1, "utilisation": 0, '
+    b'"lower_bound_s": 0, "makespan_s": 1}',
     b"[" * 100_000,
 )
 

@@ -1,6 +1,3 @@
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
 from harness.bits.exit_codes import ExitCode
@@ -18,9 +15,9 @@ from harness.runner.events import (
     UnitFinished,
 )
 from harness.runner.need import Need
-from harness.runner.records.stats import RunState, exit_code, worth_splitting
+from harness.runner.records.stats import RunState, exit_code
 from harness.runner.test_outcomes import TestCounts, TestOutcome
-from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult
+from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 GPUS = ("SIM-0", "SIM-1", "SIM-2", "SIM-3")
 
@@ -192,18 +189,3 @@ def test_remaining_time_follows_the_plan_first_and_the_pace_later() -> None:
     assert state.remaining_s(42.0) == 0.5 * (40.0 + 0.5 * 20.0)
     state.apply(STOP)
     assert state.remaining_s(42.0) == 0.0
-
-
-def test_a_file_is_worth_splitting_if_it_is_long_has_several_tests_and_others_ran() -> None:
-    long = UnitResult(unit("long.py"), Outcome.PASSED, duration_s=5.0, tests=TestCounts({TestOutcome.PASSED: 2}))
-    other = UnitResult(unit("other.py"), Outcome.PASSED, duration_s=1.0)
-    assert worth_splitting((other, long), 1) == "long.py"
-    assert worth_splitting((other, long), None) == worth_splitting((long,), 0) == ""
-    changes: tuple[dict[str, Any], ...] = (
-        {"duration_s": 4.9},
-        {"tests": TestCounts({TestOutcome.PASSED: 1})},
-        {"outcome": Outcome.TIMED_OUT},
-        {"unit": replace(unit("long.py [1/2]"), file="long.py", part=Part(1, 2))},
-    )
-    for change in changes:
-        assert worth_splitting((other, replace(long, **change)), 1) == "", change

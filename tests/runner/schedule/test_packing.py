@@ -248,25 +248,23 @@ def test_no_schedule_beats_the_bound(jobs: list[Job], gpus: Inventory, cpu_units
 
 
 @pytest.mark.parametrize(
-    ("units", "term", "value_s", "unit"),
+    ("units", "term", "value_s"),
     [
-        ([], Term.NOTHING, 0, None),
-        ([(10, 1)], Term.LONGEST, 10, 0),
-        ([(10, 8)], Term.LONGEST, 10, None),  # splitting it would run one half after the other
-        ([(10, 5), (7, 6), (3, 4)], Term.BESIDE, 20, 2),
-        ([(1, 1), (10, 2), (1, 1)], Term.LONGEST, 10, 1),
-        ([(4, 1)] * 8 + [(1, 1)] * 16, Term.AREA, 6, None),
-        ([(6, 1), (3, 5), (4, 6), (5, 5)], Term.ONE_AT_A_TIME, 12, None),
-        ([(9, 3), (3, 6), (4, 7), (1, 1), (1, 1), (1, 1)], Term.BESIDE, 16, 0),
-        ([(100, 8), (10, 1), (50, 8), (1, 2)], Term.BESIDE, 160, 1),
+        ([], Term.NOTHING, 0),
+        ([(10, 1)], Term.LONGEST, 10),
+        ([(10, 8)], Term.LONGEST, 10),
+        ([(10, 5), (7, 6), (3, 4)], Term.BESIDE, 20),
+        ([(1, 1), (10, 2), (1, 1)], Term.LONGEST, 10),
+        ([(4, 1)] * 8 + [(1, 1)] * 16, Term.AREA, 6),
+        ([(6, 1), (3, 5), (4, 6), (5, 5)], Term.ONE_AT_A_TIME, 12),
+        ([(9, 3), (3, 6), (4, 7), (1, 1), (1, 1), (1, 1)], Term.BESIDE, 16),
+        ([(100, 8), (10, 1), (50, 8), (1, 2)], Term.BESIDE, 160),
     ],
 )
-def test_the_reason_of_the_bound_is_named(
-    units: list[tuple[float, int]], term: Term, value_s: float, unit: int | None
-) -> None:
+def test_the_reason_of_the_bound_is_named(units: list[tuple[float, int]], term: Term, value_s: float) -> None:
     jobs = [Job(index, Need(gpus=width), seconds) for index, (seconds, width) in enumerate(units)]
     bound = lower_bound(jobs, LeaseTable(EIGHT, 1))
-    assert (bound.term, bound.unit) == (term, unit)
+    assert bound.term is term
     assert bound.value_s == pytest.approx(value_s)
 
 
@@ -278,7 +276,7 @@ def test_exclusive_units_add_to_everything() -> None:
         Job(3, Need(), 30.0),
     ]
     bound = lower_bound(jobs, LeaseTable(EIGHT, 2))
-    assert (bound.value_s, bound.exclusive_s, bound.unit, bound.is_cpu) == (42.0, 12.0, 3, True)
+    assert (bound.value_s, bound.exclusive_s, bound.is_cpu) == (42.0, 12.0, True)
     assert lower_bound(jobs[:2], LeaseTable(EIGHT, 2)) == Bound(12.0, Term.ONE_AT_A_TIME, exclusive_s=12.0)
 
 
