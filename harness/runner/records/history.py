@@ -403,11 +403,8 @@ class HistoryKeeper:
         if unit.part:
             parts = self._parts.setdefault(unit.file_path, [])
             parts.append((result, sum(each.duration_s for each in tests.values())))
-            if len(parts) < unit.part.count:
-                self._history.record(tests)
-                return
-            tests[unit.file_path] = self._of_parts(parts)
-            result = next((each for each, _ in parts if each.need_disagrees), result)
+            if len(parts) == unit.part.count:
+                tests[unit.file_path] = self._of_parts(parts)
         elif not unit.selection:
             peak = result.gpu_memory.peak_bytes if result.gpu_memory is not None else None
             tests[unit.path] = PastResult(self._run_id, result.outcome.value, result.duration_s, peak)
