@@ -16,6 +16,7 @@ from harness.doctor.gpus import check_gpus_for
 from harness.doctor.rank_variables import find_job
 from harness.machine.findings import Finding
 from harness.process.invocation import Invocation
+from harness.process.scratch import require_proc
 from harness.process.supervisor_client import probe_backends
 
 MIN_FILES = 128
@@ -43,7 +44,8 @@ class DoctorOptions:
 
 
 def check_limits() -> None:
-    """Raise UsageError if resource limits are too low for the checks themselves."""
+    """Raise UsageError if resource limits are too low for the checks themselves, or /proc is missing."""
+    require_proc()
     num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= num_files < MIN_FILES:
         raise UsageError(

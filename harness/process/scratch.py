@@ -221,10 +221,21 @@ def _survey(path: str, mounts: Sequence[Mount], *, from_tmpdir: bool = False) ->
     return Candidate(path, is_writable, fs_type_of(os.path.realpath(path), mounts), from_tmpdir, shortage)
 
 
+def require_proc() -> None:
+    """Raise UsageError where /proc cannot be read: nothing could find the processes that a child leaves behind."""
+    if not os.access("/proc/self/mounts", os.R_OK):
+        raise UsageError(
+            "/proc is not mounted, or cannot be read: rlharness finds and ends processes by it",
+            legal="Linux with /proc",
+            remedy="mount -t proc proc /proc; of a container or sandbox: let it have its own /proc",
+        )
+
+
 def read_mounts() -> list[Mount]:
-    """Every mounted file system, pseudo ones too."""
+    """Every mounted file system, pseudo ones too; UsageError without /proc."""
     import psutil
 
+    require_proc()
     return [Mount(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
 
 
