@@ -1,6 +1,7 @@
 """The machine's network, read for real, and NCCL's own files."""
 
 import asyncio
+import errno
 import pwd
 import socket
 import threading
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 
 from harness.machine.network.interfaces import (
+    Address,
     is_loopback,
     is_name_asked_in_vain,
     is_numeric,
+    reach_own,
     read_interfaces,
     read_nccl_settings,
     read_network,
+    reason,
 )
 
 
@@ -98,3 +102,30 @@ def test_a_user_without_an_entry_has_no_file(tmp_path: Path, monkeypatch: pytest
 def test_kinds_of_addresses() -> None:
     assert [is_numeric(text) for text in ("10.0.0.1", "fe80::1%eth0", "node7", "")] == [True, True, False, False]
     assert [is_loopback(text) for text in ("127.3.2.1", "::1", "10.0.0.1")] == [True, True, False]
+
+
+# ---- reach ----
+
+
+def test_own_addresses_answer_and_others_cannot_be_bound() -> None:
+    addresses = [Address("127.0.0.1", socket.AF_INET), Address("192.0.2.77", socket.AF_INET)]
+    found = asyncio.run(reach_own(addresses, limit_s=5))
+    assert found["127.0.0.1"].is_reached
+    foreign = found["192.0.2.77"]
+    assert (foreign.is_reached, foreign.is_ready) == (False, False)
+    assert "cannot be bound" in foreign.problem
+
+
+def test_no_addresses_at_all() -> None:
+    assert asyncio.run(reach_own([], limit_s=1)) == {}
+
+
+def test_no_socket_is_left_open() -> None:
+    addresses = [Address(f"127.0.0.{n}", socket.AF_INET) for n in range(1, 50)]
+    asyncio.run(reach_own(addresses, limit_s=5))  # an open one is a ResourceWarning, and an error here
+
+
+def test_reasons_are_the_systems_own_words() -> None:
+    assert reason(OSError(errno.ECONNREFUSED, "Connect call failed ('10.0.0.1', 5)")) == "connection refused"
+    assert reason(socket.gaierror(socket.EAI_NONAME, "Name or service not known")) == "name or service not known"
+    assert reason(OSError("Multiple exceptions: a, b")) == "multiple exceptions: a, b"
