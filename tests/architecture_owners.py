@@ -9,7 +9,7 @@ SUPERVISOR = ("harness/process/supervisor/",)
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
     "harness/bits/redaction.py",  # what --no-redact says reaches every process that writes
-    "harness/doctor/distributed_probe.py",  # stands in for a program that would run here
+    "harness/doctor/probe.py",  # stands in for a program that would run here
     "harness/plugin.py",  # the plugin and the fixtures live in a user's pytest, and read that process's own
     "harness/fixtures/",
     "harness/recording/",  # lives in the process of the program that is recorded
@@ -22,7 +22,7 @@ ENVIRONMENT = (
 )
 KERNELS_FILES = (  # below /proc and /sys, which no process can replace
     *SUPERVISOR,
-    *("harness/process/ports.py", "harness/doctor/cgroup_limits.py", "harness/doctor/vllm_setup.py"),
+    *("harness/process/ports.py", "harness/doctor/resources.py", "harness/doctor/packages.py"),
     *("harness/trace/fingerprint.py", "harness/trace/mapped_libraries.py"),
 )
 PACKAGE_DATA = (  # files of an installed package

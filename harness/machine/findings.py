@@ -13,8 +13,8 @@ class MachineCode(FindingCode):
     """Base of enums of codes of a machine: code, severity, subject, and the finding as a person reads it.
 
     That text is the sentence, then `breaks:` with the consequences and `remedy:`. A finding has values for it, and may
-    have `exports`, variables that mend it, `unsets`, variables that are better gone, and `details`, lines of a log.
-    `{fix}` is a line of a shell for the variables, and the remedy of a finding whose text has none.
+    have `exports`, variables that mend it, `unsets`, variables that are better gone, `details`, lines of a log, and a
+    `remedy` in place of the text's. `{fix}` is a line of a shell for the variables, and the remedy of a text without one.
     """
 
     severity: Severity
@@ -57,11 +57,16 @@ class MachineFinding(Finding):
         return WORDS.vformat(self.code.breaks, (), self.values)
 
     @property
+    def fix(self) -> str:
+        """The line of a shell that sets and unsets variables; empty where none would mend it."""
+        exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.exports.items())
+        return "; ".join([f"export {exports}"] * bool(exports) + [f"unset {' '.join(self.unsets)}"] * bool(self.unsets))
+
+    @property
     def remedy(self) -> str:
         """A command to type, or what to change; empty if there is nothing to mend."""
-        exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.exports.items())
-        fixes = [f"export {exports}"] * bool(exports) + [f"unset {' '.join(self.unsets)}"] * bool(self.unsets)
-        return WORDS.vformat(self.code.remedy, (), {**self.values, "fix": "; ".join(fixes)})
+        given = self.values.get("remedy")
+        return str(given) if given else WORDS.vformat(self.code.remedy, (), {**self.values, "fix": self.fix})
 
     @property
     def exports(self) -> dict[str, str]:

@@ -132,8 +132,8 @@ def make_scratch_root(environ: Mapping[str, str], fallbacks: Sequence[str] = FAL
     """
     mounts = read_mounts()
     given = environ.get("TMPDIR", "")
-    candidates = [_survey(given.rstrip("/") or "/", mounts, from_tmpdir=True)] if given else []
-    candidates += [_survey(path, mounts) for path in fallbacks]
+    candidates = [survey(given.rstrip("/") or "/", mounts, from_tmpdir=True)] if given else []
+    candidates += [survey(path, mounts) for path in fallbacks]
     scratch = choose(candidates)
     root = tempfile.mkdtemp(prefix=_ROOT_PREFIX, dir=scratch.parent)
     try:
@@ -215,7 +215,7 @@ def remove_tree(path: str, *, dir_fd: int | None = None) -> str:
     return f"{shown} was not removed completely: {', '.join(sorted(mounted))} is mounted in it" if mounted else ""
 
 
-def _survey(path: str, mounts: Sequence[Mount], *, from_tmpdir: bool = False) -> Candidate:
+def survey(path: str, mounts: Sequence[Mount], *, from_tmpdir: bool = False) -> Candidate:
     is_writable = os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
     shortage = shortage_at(path) if is_writable else ""
     return Candidate(path, is_writable, fs_type_of(os.path.realpath(path), mounts), from_tmpdir, shortage)
