@@ -12,14 +12,13 @@ hang; one that asks child processes is a coroutine.
 
 import asyncio
 import inspect
-import resource
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.bits.errors import UsageError
 from harness.bits.findings import Severity
 from harness.doctor import distributed, environment, gpus, numerics, packages, resources
-from harness.doctor.children import MAX_ANSWER_BYTES, Host, open_children, open_host
+from harness.doctor.children import Host, open_children, open_host
 from harness.machine.fan_out import fan_out
 from harness.machine.findings import WARNING, MachineCode, MachineFinding
 from harness.machine.network.preflight import preflight
@@ -28,9 +27,6 @@ from harness.process.daemon_thread import in_daemon_thread
 from harness.process.invocation import Invocation
 from harness.process.scratch import require_proc
 from harness.process.supervisor_client import probe_backends
-
-MIN_FILES = 128
-MIN_FILE_BYTES = MAX_ANSWER_BYTES
 
 
 class CheckCode(MachineCode):
@@ -64,7 +60,6 @@ CHECKS = (
     Check("GPUs", gpus.check_gpus, gpus.READ_S + gpus.IMPORT_S + 5),
     Check("network", check_network, 10, is_timed=True),
     Check("TMPDIR", resources.check_tmpdir, resources.TRIAL_S + 5, is_timed=True),
-    Check("socket paths", resources.check_socket_paths, 5),
     Check("/dev/shm", resources.check_shared_memory, 5),
     Check("ulimits", resources.check_ulimits, 5),
     Check("containment", resources.check_containment, 5),
@@ -123,28 +118,9 @@ class DoctorOptions:
             raise UsageError("--backend without --distributed", legal="--backend beside --distributed")
 
 
-def require_limits() -> None:
-    """Raise UsageError without /proc, or with resource limits that are too low for the checks themselves."""
-    require_proc()
-    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= num_files < MIN_FILES:
-        raise UsageError(
-            f"{num_files} files may be open at once (ulimit -n), and the checks need more",
-            legal=f"{MIN_FILES} or more; Ray and data loaders need thousands",
-            remedy="ulimit -n 65536; of a container: docker run --ulimit nofile=65536:65536",
-        )
-    size_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if 0 <= size_bytes < MIN_FILE_BYTES:
-        raise UsageError(
-            f"a file may have {size_bytes} bytes at most (ulimit -f), and the checks need more",
-            legal=f"{MIN_FILE_BYTES} or more; a checkpoint needs gigabytes",
-            remedy="ulimit -f unlimited; of a container: docker run --ulimit fsize=-1:-1",
-        )
-
-
 async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[MachineFinding, ...]:
     """Return the findings of this host, or those of a bootstrap; HarnessError for what the user can mend."""
-    require_limits()
+    require_proc()
     if options.num_ranks is None:
         if options.numerics:
             invocation.note("checking torch's operations, which takes some seconds")

@@ -25,10 +25,11 @@ from typing import Any
 from harness.bits.files import open_regular
 from harness.doctor.children import Children, module_command
 from harness.doctor.environment import Job
-from harness.doctor.layers import DOES, REMEDIES, LayerCode, RankStory, classify_ranks, classify_ray, name_resolver
+from harness.doctor.layers import DOES, REMEDIES, LayerCode, RankStory, classify_ranks, classify_ray
 from harness.machine.fan_out import fan_out
 from harness.machine.findings import BROKEN, FINE, MachineFinding
-from harness.machine.network.interfaces import is_name_asked_in_vain, read_network
+from harness.machine.network.preflight import preflight
+from harness.process.clock import SystemClock
 from harness.process.program_output import json_objects
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec
 
@@ -40,8 +41,6 @@ LAST_WORD_S = 3.0
 """Time that the other ranks have left once one has failed, to report a reason of their own."""
 PATIENCE_S = 10.0
 """Every so often it is said who is still waited for, and how long that may take."""
-NAME_S = 1.0
-"""Limit on a name server, after a hang: a slower one explains the hang."""
 MASTER_ADDR = "127.0.0.1"
 """Default address of the store."""
 MAX_LOG_BYTES = 1 << 18
@@ -88,8 +87,11 @@ async def find_layer(bootstrap: Bootstrap) -> tuple[MachineFinding, ...]:
             for finding in await attempt(bootstrap.environ)
         ]
 
-    found = await fan_out(find, (try_ray, try_ranks), limit=2)
-    return tuple(finding for findings in found for finding in findings)
+    found = [each for findings in await fan_out(find, (try_ray, try_ranks), limit=2) for each in findings]
+    if any(each.severity is BROKEN for each in found):  # a name server that is silent looks like a layer that hangs
+        network = (await preflight(bootstrap.environ, SystemClock())).findings
+        found += [each for each in network if each.severity is not FINE]
+    return tuple(found)
 
 
 async def find_layer_of_job(bootstrap: Bootstrap, job: Job) -> tuple[MachineFinding, ...]:
@@ -104,8 +106,6 @@ async def find_layer_of_job(bootstrap: Bootstrap, job: Job) -> tuple[MachineFind
 
 async def _mend(bootstrap: Bootstrap, finding: MachineFinding, attempt: Try) -> MachineFinding:
     """The finding with the first settings under which its layer is passed."""
-    if finding.values["is_hang"] and (unanswered := await _find_unanswered_name(bootstrap.environ, finding)):
-        finding = name_resolver(finding, unanswered)
     bootstrap.say(f"{finding.check}: {finding.measured}")
     tried = [_seen_by_ranks(bootstrap.environ)]
     for settings in REMEDIES.get(finding.code, ()):
@@ -127,17 +127,6 @@ async def _mend(bootstrap: Bootstrap, finding: MachineFinding, attempt: Try) -> 
 
 def _seen_by_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     return {"MASTER_ADDR": MASTER_ADDR, **environ}
-
-
-async def _find_unanswered_name(environ: Mapping[str, str], finding: MachineFinding) -> str:
-    """For what a name server is asked in that layer, and does not answer; empty where it is not asked, or answers."""
-    if finding.code is LayerCode.GLOO and "GLOO_SOCKET_IFNAME" not in environ:
-        network = await read_network(limit_s=NAME_S)
-        return "" if network.host_name in network.resolved else f"this host's name {network.host_name}"
-    host = environ.get("MASTER_ADDR", MASTER_ADDR)
-    if finding.code is LayerCode.STORE and await is_name_asked_in_vain(host, limit_s=NAME_S):
-        return f"the name of {host}"
-    return ""
 
 
 # ------------------------------------------------------------------------------------------------------------ processes

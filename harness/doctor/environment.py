@@ -52,8 +52,6 @@ LOWERED = {
     "OMP_DYNAMIC": ("TRUE", "the number of threads changes during a run, and sums change with it"),
 }
 """Values (in capitals) that cost accuracy or repeatability, and how."""
-WORKSPACES = (":4096:8", ":16:8")
-"""Values that torch accepts for deterministic cuBLAS (torch.use_deterministic_algorithms)."""
 
 
 class EnvironmentCode(MachineCode):
@@ -257,23 +255,11 @@ def _int(text: str) -> int | None:
 def check_bits(host: Host) -> Iterator[MachineFinding]:
     """Check the variables that move the bits of a run: a finding for each harmful value, and one for the others."""
     environ = host.environ
-    harmful: dict[str, tuple[str, dict[str, Any]]] = {
-        name: (effect, {"unsets": (name,)})
-        for name, (values, effect) in LOWERED.items()
-        if environ.get(name, "").upper() in values.split()
+    harmful = {
+        name: effect for name, (values, effect) in LOWERED.items() if environ.get(name, "").upper() in values.split()
     }
-    workspace = "CUBLAS_WORKSPACE_CONFIG"
-    if environ.get(workspace, WORKSPACES[0]) not in WORKSPACES:
-        effect = "torch.use_deterministic_algorithms(True) refuses matrix products on a GPU"
-        harmful[workspace] = effect, {"exports": {workspace: WORKSPACES[0]}}
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        value = environ.get(name, "")
-        levels = value.split(",") if name == "OMP_NUM_THREADS" else [value]  # one number per level of nesting
-        if value and not all(level.strip().isdigit() and int(level) > 0 for level in levels):
-            effect = "libraries ignore it and start one thread per core: sums differ between machines"
-            harmful[name] = effect, {"unsets": (name,)}
-    for name, (effect, fix) in harmful.items():
-        yield EnvironmentCode.MOVES_BITS(name=name, value=environ[name], effect=effect, **fix)
+    for name, effect in harmful.items():
+        yield EnvironmentCode.MOVES_BITS(name=name, value=environ[name], effect=effect, unsets=(name,))
     others = [f"{name}={environ[name]}" for name in sorted(MOVE_BITS & environ.keys() - harmful.keys())]
     moved = f"a run's bits depend on these variables: {' '.join(others)}"
     yield EnvironmentCode.BITS(variables=moved if others else "no variable that moves the bits of a run is set")

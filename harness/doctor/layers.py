@@ -9,10 +9,9 @@ every rank has passed is the one to fix. NCCL starts in one call; its log shows 
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
+from harness.machine.findings import BROKEN, FINE, MachineCode, MachineFinding
 
 MAX_DETAILS = 6
 """Lines of one log that are shown."""
@@ -32,15 +31,6 @@ BOOTSTRAPPED = re.compile(
 """Lines NCCL logs only after its ranks have met."""
 TRANSPORTED = re.compile(r"NCCL INFO Connected (all|\w+ ring)")
 """Lines NCCL logs only after its channels stand; versions that connect when first used log them during a collective."""
-SLOW_STORE_S = 5.0
-"""Start-up time of a store beyond which a rank waits for a name server."""
-NAMELESS = re.compile(r"hostname of the client socket cannot be retrieved")
-"""Log line of torch's store after it has waited for a name server in vain."""
-UNANSWERED = re.compile(r"client socket has (timed out|failed to connect)")
-"""Log line of torch's store on an address, not a name server, that does not answer."""
-TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
-"""Error of a rank 0 whose store port is in use by another process, which the other ranks then reach."""
-PORT = re.compile(r"\bport: (\d+)")
 
 
 class LayerCode(MachineCode):
@@ -61,28 +51,15 @@ class LayerCode(MachineCode):
         breaks: init_process_group, before any backend is asked
         remedy: set MASTER_ADDR to an address of rank 0's host that the others reach, MASTER_PORT to one that no
           firewall closes"""
-    PORT_TAKEN = "port_taken", BROKEN, "store", """
-        port {port} is taken on this host; {measured}
-        breaks: init_process_group, before any backend is asked
-        remedy: set MASTER_PORT to a port that is free on rank 0's host: ss -ltnp there lists the ports in use"""
-    STORE_NAMELESS = "store_nameless", BROKEN, "store", """
-        {measured}
-        breaks: init_process_group, which waits at every start
-        remedy: make the name server in /etc/resolv.conf answer, or remove it: torch asks it for the name of each client;
-          or echo ::ffff:ADDRESS NAME >> /etc/hosts, for the address of each"""
     RANKS = "ranks_apart", BROKEN, "ranks", """
         {measured}
         breaks: init_process_group, which waits for every rank, at the address that its libraries pick
-        remedy: see the launcher's log of a rank that did not come; for an address that is not reached, open the firewall,
-          or set GLOO_SOCKET_IFNAME (NCCL: NCCL_SOCKET_IFNAME) on that host to an interface that the others reach"""
+        remedy: see the launcher's log of a rank that did not come; for an address that is not reached, open the
+          firewall, or set GLOO_SOCKET_IFNAME (NCCL: NCCL_SOCKET_IFNAME) on that host to an interface that the others reach"""
     GLOO = "gloo", BROKEN, "Gloo", """
         {measured}
         breaks: CPU collectives, barriers, and NCCL groups created after them
         remedy: GLOO_SOCKET_IFNAME names the interface whose address Gloo uses"""
-    GLOO_NAMELESS = "gloo_nameless", BROKEN, "Gloo", """
-        {measured}
-        breaks: init_process_group, which waits at every start
-        remedy: echo 127.0.0.1 $(hostname) >> /etc/hosts, or make the name server in /etc/resolv.conf answer"""
     BOOTSTRAP = "nccl_bootstrap", BROKEN, "NCCL bootstrap", """
         {measured}
         breaks: the first CUDA collective, which is often inside FSDP()
@@ -108,25 +85,17 @@ DOES = {
     "collective": "adding up a megabyte over all ranks",
 }
 """Activity of each layer, by its name in a report."""
-DOES_WITHIN = {
-    LayerCode.STORE_NAMELESS: "meeting at the store of rank 0 and waiting for a name server",
-    LayerCode.BOOTSTRAP: "exchanging addresses through NCCL's own socket",
-    LayerCode.TRANSPORT: "opening channels between the GPUs",
-}
-"""More exactly, where logs say more than the report."""
 Settings = Mapping[str, str | None]
 LOOPBACK: Settings = {"GLOO_SOCKET_IFNAME": "lo"}
 PATHS: tuple[Settings, ...] = ({"NCCL_IB_DISABLE": "1"}, {"NCCL_P2P_DISABLE": "1"}, {"NCCL_SHM_DISABLE": "1"})
 REMEDIES: Mapping[MachineCode, tuple[Settings, ...]] = {
     LayerCode.RAY: ({"RAY_ADDRESS": None}, {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}),
     LayerCode.STORE: (
-        {"MASTER_ADDR": "127.0.0.1"},
         {"MASTER_PORT": None},
+        {"MASTER_ADDR": "127.0.0.1"},
         {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": None},
     ),
-    LayerCode.PORT_TAKEN: ({"MASTER_PORT": None},),
     LayerCode.GLOO: (LOOPBACK,),
-    LayerCode.GLOO_NAMELESS: (LOOPBACK,),
     LayerCode.BOOTSTRAP: ({"NCCL_SOCKET_IFNAME": "lo"},),
     LayerCode.TRANSPORT: PATHS,
     LayerCode.COLLECTIVE: (LOOPBACK, *PATHS),
@@ -169,14 +138,10 @@ def classify_ranks(
         behind = [rank for rank in ranks if passed and key not in rank.passed]
         if behind:
             code = _code_of(key, behind, with_nccl=with_nccl)
-            yield _broken(code, key, behind, _describe(code, key, behind, len(ranks), address))
+            yield _broken(code, key, behind, _describe(key, behind, len(ranks), address))
             return
         seconds = max((rank.passed[key] for rank in ranks if passed), default=0.0)
         measured = f"{len(ranks)} ranks in {seconds:.2f} s"
-        if key == "store" and seconds > SLOW_STORE_S:
-            measured += ": they wait for a name server that does not answer"
-            yield LayerCode.STORE_NAMELESS(WARNING, measured=measured, details=_details(key, ranks))
-            continue
         yield from (LayerCode.PASSED(layer=name, measured=measured) for name in passed)
 
 
@@ -186,7 +151,7 @@ def classify_ray(story: RankStory) -> MachineFinding:
         return _broken(LayerCode.RAY, "import", [story], f"it cannot be imported: {_last_line(story.log)}")
     if "ray" in story.passed:
         return LayerCode.PASSED(layer="Ray", measured=f"started and answered in {story.passed['ray']:.1f} s")
-    return _broken(LayerCode.RAY, "ray", [story], _describe(LayerCode.RAY, "ray", [story], 1))
+    return _broken(LayerCode.RAY, "ray", [story], _describe("ray", [story], 1))
 
 
 def _code_of(key: str, behind: Sequence[RankStory], *, with_nccl: bool) -> LayerCode:
@@ -195,16 +160,12 @@ def _code_of(key: str, behind: Sequence[RankStory], *, with_nccl: bool) -> Layer
         return LayerCode.TRANSPORT if BOOTSTRAPPED.search(log) else LayerCode.BOOTSTRAP
     if key == "collective" and with_nccl and "NCCL INFO" in log and not TRANSPORTED.search(log):
         return LayerCode.TRANSPORT
-    if key == "store" and NAMELESS.search(log) and not any(key in rank.failed for rank in behind):
-        return LayerCode.STORE_NAMELESS  # whose address does not answer says so itself, and may also wait for a name
-    if key == "store" and any(TAKEN.search(rank.failed.get(key, "")) for rank in behind):
-        return LayerCode.PORT_TAKEN
     codes = {"store": LayerCode.STORE, "ranks": LayerCode.RANKS, "gloo": LayerCode.GLOO}
     return codes.get(key, LayerCode.COLLECTIVE)
 
 
-def _describe(code: LayerCode, key: str, behind: Sequence[RankStory], num_ranks: int, address: str = "") -> str:
-    does = DOES_WITHIN.get(code, DOES[key]) + (f" at {address}" if address and key == "store" else "")
+def _describe(key: str, behind: Sequence[RankStory], num_ranks: int, address: str = "") -> str:
+    does = DOES[key] + (f" at {address}" if address and key == "store" else "")
     stuck = [rank for rank in behind if rank.stuck == key]
     failed = [rank for rank in behind if key in rank.failed]
     errors = {rank.name: rank.failed[key].strip().partition("\n")[0] for rank in failed}
@@ -228,23 +189,7 @@ def _last_line(text: str) -> str:
 
 
 def _broken(code: LayerCode, key: str, behind: Sequence[RankStory], measured: str) -> MachineFinding:
-    """Return the finding. It is a hang if ranks were ended there, none failed, and none logged a missing answer."""
-    port = PORT.search(" ".join(rank.failed.get(key, "") for rank in behind))
-    knows_why = any(key in rank.failed or UNANSWERED.search(rank.log) for rank in behind)
-    is_hang = any(rank.stuck == key for rank in behind) and not knows_why
-    values: dict[str, Any] = {
-        "details": _details(key, behind),
-        "is_hang": is_hang,
-        "port": port[1] if port else "of the store",
-    }
-    return code(measured=measured, **values)
-
-
-def name_resolver(finding: MachineFinding, what: str) -> MachineFinding:
-    """A hang that is no more than the waiting for a name server, which is asked there for `what`, and is silent."""
-    code = LayerCode.STORE_NAMELESS if finding.code is LayerCode.STORE else LayerCode.GLOO_NAMELESS
-    measured = f"{finding.measured}; no name server answers for {what}"
-    return replace(finding, code=code, values={**finding.values, "measured": measured})
+    return code(measured=measured, details=_details(key, behind))
 
 
 def _details(key: str, behind: Sequence[RankStory]) -> tuple[str, ...]:

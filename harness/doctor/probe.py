@@ -14,7 +14,6 @@ import contextlib
 import datetime
 import fcntl
 import json
-import mmap
 import os
 import secrets
 import socket
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +32,7 @@ from harness.process.clock import SystemClock
 from harness.process.scratch import FALLBACKS, fs_type_of, read_mounts, survey, why_unfit
 
 NUM_TRIES = 3
-"""Repetitions of a step of a trial. The fastest counts: a slow file system is always slow, a busy machine is not."""
+"""Repetitions of a lock. The fastest counts: a slow file system is always slow, a busy machine is not."""
 LIMITS_S = {"ray": 25.0, "store": 13.0, "ranks": 110.0, "gloo": 5.0, "nccl": 60.0, "collective": 15.0}
 """Limit of each layer, in seconds. Healthy ones take less than 3 (Ray), 1 (NCCL) and 0.1 (the others); NCCL's on eight
 cold GPUs with NVSwitches many times that.
@@ -70,70 +69,36 @@ def say(**line: object) -> None:
     print(json.dumps(line), flush=True)
 
 
-# ------------------------------------------------------------------------------------------------------- short questions
+# ---- short questions ----
 
 
 def try_directory(directory: str) -> None:
-    """Do in a directory what other programs will do there, with a line for each step once it is done.
+    """Take a lock in a directory, as other programs will, with a line for each step once it is done.
 
     The step that hung is the first without its line. A process of its own, since a lock on a dead file server cannot be
     given up by the thread that waits for it.
     """
-    mounts = read_mounts()
+    mounts, clock, path = read_mounts(), SystemClock(), ""
     say(better=next((path for path in FALLBACKS if path != directory and not why_unfit(survey(path, mounts))), ""))
-    path = ""
-
-    def look() -> None:
-        space = os.statvfs(directory)
-        say(fs_type=fs_type_of(os.path.realpath(directory), mounts), free_bytes=space.f_bavail * space.f_frsize)
-
-    def create() -> None:
-        nonlocal path
-        fd, path = tempfile.mkstemp(prefix="rlh-lock-", dir=directory)
-        os.close(fd)
-
-    def lock(function: Callable[[int, int], object]) -> None:
-        with open(path, "r+b") as file:
-            function(file.fileno(), fcntl.LOCK_EX)
-            function(file.fileno(), fcntl.LOCK_UN)
-
-    def map_memory() -> None:
-        with open(path, "r+b") as file:
-            file.write(bytes(mmap.PAGESIZE))
-            file.flush()
-            with mmap.mmap(file.fileno(), mmap.PAGESIZE) as mapped:
-                mapped[0] = 1
-                mapped.flush()
-
-    def bind() -> None:
-        os.chdir(directory)  # by a short name: a path that is too long for a socket is another check's
-        with socket.socket(socket.AF_UNIX) as opened:
-            opened.bind(f"{os.path.basename(path)}.s")
-        os.unlink(f"{path}.s")
-
     try:
-        if _try_step("survey", look, 1) and _try_step("create", create, 1):
-            _try_step("flock", lambda: lock(fcntl.flock))
-            _try_step("lockf", lambda: lock(fcntl.lockf))
-            _try_step("mmap", map_memory)
-            _try_step("socket", bind)
+        step, space = "survey", os.statvfs(directory)
+        say(fs_type=fs_type_of(os.path.realpath(directory), mounts), free_bytes=space.f_bavail * space.f_frsize)
+        say(step=step, took_s=0.0)
+        step, (fd, path) = "create", tempfile.mkstemp(prefix="rlh-lock-", dir=directory)
+        say(step=step, took_s=0.0)
+        step, took_s = "lock", []
+        for _ in range(NUM_TRIES):
+            began_s = clock.monotonic_s()
+            for function in (fcntl.flock, fcntl.lockf):
+                function(fd, fcntl.LOCK_EX)
+                function(fd, fcntl.LOCK_UN)
+            took_s.append(clock.monotonic_s() - began_s)
+        say(step=step, took_s=round(min(took_s), 6))
+    except OSError as error:
+        say(step=step, error=error.strerror or str(error))
     finally:
         if path:
             os.unlink(path)
-
-
-def _try_step(step: str, carry_out: Callable[[], None], num_tries: int = NUM_TRIES) -> bool:
-    clock, took_s = SystemClock(), []
-    try:
-        for _ in range(num_tries):
-            began_s = clock.monotonic_s()
-            carry_out()
-            took_s.append(clock.monotonic_s() - began_s)
-    except OSError as error:
-        say(step=step, error=error.strerror or str(error))
-        return False
-    say(step=step, took_s=round(min(took_s), 6))
-    return True
 
 
 def ask_torch(use: str = "") -> None:
@@ -153,7 +118,7 @@ def ask_torch(use: str = "") -> None:
         say(is_available=is_available, warning=warning, archs=torch.cuda.get_arch_list())
 
 
-# ---------------------------------------------------------------------------------------------------- ranks of a bootstrap
+# ---- ranks of a bootstrap ----
 
 
 class Report:
@@ -251,7 +216,7 @@ def why_not_reached(address: str, port: int, word: str) -> str:
     return "" if answered == word.encode() else "a different program answers"
 
 
-def gather(store: Any, key: str, rank: int, world: int, value: object, limit_s: float = JOB_S) -> list[Any]:
+def gather(store: Any, key: str, rank: int, world: int, value: object, *, limit_s: float = JOB_S) -> list[Any]:
     """Set the value of this rank for `key`, and return that of each; TimeoutError with the ranks that have set none."""
     keys = [f"{key}{rank}" for rank in range(world)]
     store.set(keys[rank], json.dumps(value))
@@ -293,7 +258,7 @@ def _first(words: Sequence[str]) -> str:
     return "; ".join([*words[:MAX_SHOWN], *more])
 
 
-def walk_rank(report: Report, rank: int, world: int, backend: str, address: str, gpu: int, meet: str = "") -> None:
+def walk_rank(report: Report, rank: int, world: int, *, backend: str, address: str, gpu: int, meet: str = "") -> None:
     """Come up as rank `rank` of `world`: store, Gloo, NCCL where asked for, one all-reduce whose sum is checked."""
     import torch
     import torch.distributed as dist
@@ -313,7 +278,7 @@ def walk_rank(report: Report, rank: int, world: int, backend: str, address: str,
             wait_for_store(address, report.clock)
         store = open_store(address, world, STORE_GIVES_UP_S if meet else JOB_S, is_master=is_master)
         if meet:
-            gather(store, "rank", rank, world, "here", STORE_GIVES_UP_S)
+            gather(store, "rank", rank, world, "here", limit_s=STORE_GIVES_UP_S)
     try:
         if not meet:
             with report.layer("ranks"):
@@ -338,7 +303,7 @@ def walk_rank(report: Report, rank: int, world: int, backend: str, address: str,
     finally:
         with contextlib.suppress(TimeoutError, RuntimeError):  # ranks that never came, or whose store has ended
             if not meet:
-                gather(store, "last", rank, world, "word", LAST_WORD_S if rank == 0 else 0.001)
+                gather(store, "last", rank, world, "word", limit_s=LAST_WORD_S if rank == 0 else 0.001)
 
 
 def start_ray(report: Report) -> None:
@@ -364,10 +329,15 @@ def _double(number: int) -> int:
 def main() -> None:
     """Do what the command line says."""
     program, *words = sys.argv[1:]
-    if program in ("trial", "torch"):
-        {"trial": try_directory, "torch": ask_torch}[program](*words)
-    else:
-        {"rank": walk_rank, "ray": start_ray}[program](Report(), **json.loads(words[0]))
+    match program:
+        case "trial":
+            try_directory(*words)
+        case "torch":
+            ask_torch(*words)
+        case "rank":
+            walk_rank(Report(), **json.loads(words[0]))
+        case "ray":
+            start_ray(Report())
 
 
 if __name__ == "__main__":

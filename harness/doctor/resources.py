@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.bits.findings import Severity
 from harness.doctor.children import Answer, Host, module_command
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
 from harness.process.program_output import as_float
-from harness.process.scratch import MAX_SOCKET_PATH_BYTES, RAY_TAIL_BYTES, is_network
+from harness.process.scratch import is_network
 
 SHM = "/dev/shm"
 TRIAL_S = 5.0
 SLOW_S = 0.1
 """A lock or a map that takes this long: a local file system needs well under a millisecond."""
-STEPS = ("survey", "create", "flock", "lockf", "mmap", "socket")
+STEPS = ("survey", "create", "lock")
 LOW_SPACE_BYTES = 1_000_000_000
 TINY_SHM_BYTES = 128_000_000
 """Docker's default is 64 MB: two ranks of NCCL, or a few batches of a data loader, need more."""
@@ -40,10 +41,6 @@ HOLDS = {
     "subreaper": "adopting orphans only",
 }
 SHM_REMEDY = "mount -o remount,size=16G /dev/shm; of a container: docker run --shm-size=16g, or --ipc=host"
-LIMITS_REMEDY = (
-    "echo '* - {name} {value}' | sudo tee -a /etc/security/limits.conf, and log in again; of a container: docker run"
-    " --ulimit {name}={docker}"
-)
 
 
 class ResourceCode(MachineCode):
@@ -56,22 +53,17 @@ class ResourceCode(MachineCode):
         breaks: Ray, compilers and every other program that needs a temporary file"""
     TMPDIR_FAILS = "tmpdir_fails", BROKEN, "TMPDIR", """
         {where}: {step}: {problem}
-        breaks: every program that locks a file, binds a socket or maps memory there: Ray, torch, vLLM, Triton's cache"""
+        breaks: every program that locks a file there: Ray, torch, vLLM, Triton's cache"""
     TMPDIR_REMOTE = "tmpdir_remote", WARNING, "TMPDIR", """
         {where}: a lock took {lock}
         breaks: files are on another machine: locks, sockets and memory maps are slow, or fail under concurrent use"""
     TMPDIR_SLOW = "tmpdir_slow", WARNING, "TMPDIR", """
         {where}: {step} took {took_s:.2f} s
-        breaks: every lock or memory map of a temporary file takes as long"""
+        breaks: every lock of a temporary file takes as long"""
     TMPDIR_FULL = "tmpdir_full", WARNING, "TMPDIR", """
         {where}: a lock took {lock}
         breaks: Ray's spilled objects and compilers fill it
         remedy: make room: du -x -d 1 {path}"""
-    SOCKETS = "socket_paths", FINE, "socket paths", """
-        Ray's longest socket path below {path} has {num_bytes} bytes; {most} are allowed"""
-    SOCKETS_LONG = "socket_paths_long", BROKEN, "socket paths", """
-        Ray's longest socket path below {path} has {num_bytes} bytes; {most} are allowed
-        breaks: ray.init outside of `rlharness run`, which gives each file a short TMPDIR"""
     SHM = "shm", FINE, "/dev/shm", "{size}"
     SHM_UNWRITABLE = "shm_unwritable", BROKEN, "/dev/shm", f"""
         this process cannot write to it
@@ -90,26 +82,11 @@ class ResourceCode(MachineCode):
         breaks: NCCL and data loaders die when it is full; Ray puts its object store into TMPDIR
         remedy: ls -lt /dev/shm, and remove files of dead processes"""
     ULIMITS = "ulimits", FINE, "ulimits", "{nofile} open files (up to {most}), {nproc} processes"
-    FEW_FILES = "few_files", WARNING, "open files", f"""
-        {{measured}} at most
-        breaks: Ray, data loaders and vLLM run out of open files: connections fail, workers die
-        remedy: {LIMITS_REMEDY}"""
-    FEW_PROCESSES = "few_processes", WARNING, "processes", f"""
-        {{measured}}
-        breaks: processes and threads of this user count together: Ray and OpenMP fail to start more
-        remedy: {LIMITS_REMEDY}"""
-    LOCKED_MEMORY = "locked_memory", BROKEN, "locked memory", f"""
-        {{measured}}, and there is InfiniBand here
-        breaks: InfiniBand registers memory that stays locked: NCCL's network transport fails to start
-        remedy: {LIMITS_REMEDY}"""
-    ADDRESS_SPACE = "address_space", BROKEN, "address space", """
-        limited to {measured}
-        breaks: CUDA reserves more addresses than there is memory, and does not start
-        remedy: ulimit -v unlimited"""
-    FILE_SIZE = "file_size", BROKEN, "file size", f"""
-        a file may have {{measured}} at most
-        breaks: programs that write more fail with 'File too large': checkpoints, compilers, Ray's spilled objects, logs
-        remedy: {LIMITS_REMEDY}"""
+    ULIMIT = "ulimit", WARNING, "{check}", """
+        {measured}
+        breaks: {effect}
+        remedy: echo '* - {name} {value}' | sudo tee -a /etc/security/limits.conf, and log in again; of a container: docker
+          run --ulimit {name}={docker}"""
     CONTAINED = "contained", FINE, "containment", "{holds}"
     CONTAINED_WEAKLY = "contained_weakly", WARNING, "containment", """
         {holds}
@@ -169,7 +146,7 @@ def classify_tmpdir(path: str, answer: Answer) -> MachineFinding:
     fs_type, free_bytes = str(facts.get("fs_type") or "unknown file system"), as_float(facts.get("free_bytes"))
     kind = f"{where} ({fs_type}, {_gb(free_bytes)} free)" if "fs_type" in facts else where
     better = str(facts.get("better") or "")
-    lock_s = max(took_s.get("flock", 0.0), took_s.get("lockf", 0.0))
+    lock_s = took_s.get("lock", 0.0)
     values: dict[str, Any] = {
         "where": kind,
         "lock": f"{lock_s * 1000:.1f} ms" if lock_s >= 0.0001 else "less than 0.1 ms",
@@ -189,20 +166,6 @@ def classify_tmpdir(path: str, answer: Answer) -> MachineFinding:
     if free_bytes < LOW_SPACE_BYTES:
         return ResourceCode.TMPDIR_FULL(**values, path=path or "/tmp")
     return ResourceCode.TMPDIR(**values)
-
-
-def check_socket_paths(host: Host) -> Iterator[MachineFinding]:
-    """Whether a Unix socket of Ray fits below RAY_TMPDIR, else TMPDIR, else /tmp, as Ray chooses."""
-    name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if host.environ.get(name)), "")
-    path = host.environ[name] if name else "/tmp"
-    num_bytes = len(os.fsencode(path)) + RAY_TAIL_BYTES
-    values: dict[str, Any] = {"path": path, "num_bytes": num_bytes, "most": MAX_SOCKET_PATH_BYTES}
-    if num_bytes <= MAX_SOCKET_PATH_BYTES:
-        yield ResourceCode.SOCKETS(**values)
-    elif name == "RAY_TMPDIR":
-        yield ResourceCode.SOCKETS_LONG(**values, unsets=(name,))
-    else:
-        yield ResourceCode.SOCKETS_LONG(**values, exports={"TMPDIR": "/tmp"})
 
 
 def check_shared_memory(host: Host) -> Iterator[MachineFinding]:
@@ -243,26 +206,33 @@ def classify_ulimits(
 ) -> list[MachineFinding]:
     """`limits`, soft and hard, by their names in limits.conf(5): nofile, nproc; in bytes memlock, as, fsize."""
     soft, hard = ({name: pair[which] for name, pair in limits.items()} for which in (0, 1))
-    many: dict[str, Any] = {"value": "65536", "docker": "65536:65536"}
-    unlimited: dict[str, Any] = {"value": "unlimited", "docker": "-1:-1"}
     findings = []
+
+    def add(name: str, check: str, measured: str, effect: str, severity: Severity = BROKEN, remedy: str = "") -> None:
+        value, docker = ("65536", "65536:65536") if name in ("nofile", "nproc") else ("unlimited", "-1:-1")
+        values = {"name": name, "check": check, "measured": measured, "effect": effect, "value": value}
+        findings.append(ResourceCode.ULIMIT(severity, **values, docker=docker, remedy=remedy))
+
     if hard["nofile"] < MIN_OPEN_FILES:
-        findings.append(ResourceCode.FEW_FILES(measured=f"{hard['nofile']:.0f}", name="nofile", **many))
+        effect = "Ray, data loaders and vLLM run out of open files: connections fail, workers die"
+        add("nofile", "open files", f"{hard['nofile']:.0f} at most", effect, WARNING)
     if soft["nproc"] < MIN_PROCESSES and not is_root:
-        findings.append(ResourceCode.FEW_PROCESSES(measured=f"{soft['nproc']:.0f}", name="nproc", **many))
+        effect = "processes and threads of this user count together: Ray and OpenMP fail to start more"
+        add("nproc", "processes", f"{soft['nproc']:.0f}", effect, WARNING)
     if has_rdma and soft["memlock"] != math.inf:
-        measured = f"{soft['memlock'] / 1e6:.1f} MB"
-        findings.append(ResourceCode.LOCKED_MEMORY(measured=measured, name="memlock", **unlimited))
+        effect = "InfiniBand registers memory that stays locked: NCCL's network transport fails to start"
+        add("memlock", "locked memory", f"{soft['memlock'] / 1e6:.1f} MB, and there is InfiniBand here", effect)
     if soft["as"] != math.inf:
-        findings.append(ResourceCode.ADDRESS_SPACE(measured=_gb(soft["as"])))
+        effect = "CUDA reserves more addresses than there is memory, and does not start"
+        add("as", "address space", f"limited to {_gb(soft['as'])}", effect, remedy="ulimit -v unlimited")
     if soft["fsize"] != math.inf:
+        effect = "programs that write more fail with 'File too large': checkpoints, compilers, Ray's spilled objects"
         severity = BROKEN if soft["fsize"] < SMALL_FILE_BYTES else WARNING
-        lifted: dict[str, Any] = {"remedy": "ulimit -f unlimited"} if hard["fsize"] == math.inf else {}
-        measured = _gb(soft["fsize"])
-        findings.append(ResourceCode.FILE_SIZE(severity, measured=measured, name="fsize", **unlimited, **lifted))
+        lift = "ulimit -f unlimited" if hard["fsize"] == math.inf else ""
+        add("fsize", "file size", f"a file may have {_gb(soft['fsize'])} at most", effect, severity, lift)
     shown = {"nofile": soft["nofile"], "most": hard["nofile"], "nproc": soft["nproc"]}
     words = {name: f"{number:,.0f}".replace("inf", "unlimited") for name, number in shown.items()}
-    return findings or [ResourceCode.ULIMITS(**words)]
+    return findings or [ResourceCode.ULIMITS(None, **words)]
 
 
 def check_containment(host: Host) -> list[MachineFinding]:

@@ -14,7 +14,7 @@ class MachineCode(FindingCode):
 
     That text is the sentence, then `breaks:` with the consequences and `remedy:`. A finding has values for it, and may
     have `exports`, variables that mend it, `unsets`, variables that are better gone, `details`, lines of a log, and a
-    `remedy` in place of the text's. `{fix}` is a line of a shell for the variables, and the remedy of a text without one.
+    `remedy` in place of the text's. `{fix}` is a line of a shell for the variables, the remedy of a text without one.
     """
 
     severity: Severity

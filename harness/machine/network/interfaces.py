@@ -142,25 +142,6 @@ def _resolve(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-async def is_name_asked_in_vain(host: str, *, limit_s: float) -> bool:
-    """Whether the resolver is silent for `limit_s` seconds when asked for the name of `host`'s address.
-
-    It is asked for the address as IPv6 writes it, as torch's store asks for its clients': 127.0.0.1 in /etc/hosts is no
-    answer to that.
-    """
-
-    def ask() -> None:
-        with suppress(OSError, UnicodeError):  # unknown is an answer too
-            *_, address = socket.getaddrinfo(host, 1, socket.AF_INET6, socket.SOCK_STREAM, flags=socket.AI_V4MAPPED)[0]
-            socket.getnameinfo(address, 0)
-
-    try:
-        await in_daemon_thread(ask, limit_s=limit_s)
-    except TimeoutError:
-        return True
-    return False
-
-
 def _source_address(family: socket.AddressFamily, outside: str) -> str:
     """The address from which a packet to `outside` would leave; "" where there is no route."""
     try:
