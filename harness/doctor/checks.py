@@ -128,8 +128,6 @@ async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[Mach
             return await examine(host, (*CHECKS, NUMERICS) if options.numerics else CHECKS)
     backend = options.backend or "gloo"
     job = None if options.num_ranks else environment.find_job(invocation.environ)
-    if backend == "nccl" and job is None:
-        await gpus.require_gpus(options.num_ranks, invocation.environ)
     with open_children(probe_backends(), invocation) as children:
         bootstrap = distributed.Bootstrap(options.num_ranks, backend, invocation.environ, children, invocation.note)
         return await (distributed.find_layer_of_job(bootstrap, job) if job else distributed.find_layer(bootstrap))

@@ -1,9 +1,8 @@
 """`doctor --distributed N`: small processes try the layers of a bootstrap, and the remedies of the one that fails.
 
-    ranks 0..N-1 (torch) ─┐
-                          ├─ each supervised, each layer with its limit ──▶ stories ──▶ layers ──▶ findings
-    a start of Ray ───────┘                                                      │
-                              once more per remedy of a layer that broke  ◀──────┘
+    ranks 0..N-1 (torch) ─── each supervised, each layer with its limit ──▶ stories ──▶ layers ──▶ findings
+                                                                               │
+                              once more per remedy of a layer that broke  ◀────┘
 
 The processes are supervised as tests are: a layer that hangs in a C call is ended for certain, after the stacks of its
 process have been taken. Once one rank has failed, the others wait for it in vain, and are ended soon, without stacks.
@@ -14,10 +13,9 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,16 +23,16 @@ from typing import Any
 from harness.bits.files import open_regular
 from harness.doctor.children import Children, module_command
 from harness.doctor.environment import Job
-from harness.doctor.layers import DOES, REMEDIES, LayerCode, RankStory, classify_ranks, classify_ray
+from harness.doctor.layers import DOES, REMEDIES, RankStory, classify_ranks
 from harness.machine.fan_out import fan_out
 from harness.machine.findings import BROKEN, FINE, MachineFinding
 from harness.machine.network.preflight import preflight
 from harness.process.clock import SystemClock
 from harness.process.program_output import json_objects
-from harness.process.supervisor_client import ProcessEnd, ProcessSpec
+from harness.process.supervisor_client import ProcessEnd
 
 IMPORT_S = 90.0
-"""Limit on importing torch or Ray, which a cold disk makes slow."""
+"""Limit on importing torch, which a cold disk makes slow."""
 WALK_S = 240.0
 """Limit of one process after its imports: more than all layers' limits together."""
 LAST_WORD_S = 3.0
@@ -44,9 +42,6 @@ PATIENCE_S = 10.0
 MASTER_ADDR = "127.0.0.1"
 """Default address of the store."""
 MAX_LOG_BYTES = 1 << 18
-RAY_LOGS = ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err")
-
-Try = Callable[[Mapping[str, str]], Awaitable[list[MachineFinding]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +59,26 @@ class Bootstrap:
 
 
 async def find_layer(bootstrap: Bootstrap) -> tuple[MachineFinding, ...]:
-    """A finding per layer, down to the first that not every rank has passed; that one with a remedy that was tried."""
+    """A finding per layer, down to the first that not every rank has passed; that one with a remedy that was tried.
 
-    async def try_ray(environ: Mapping[str, str]) -> list[MachineFinding]:
-        if find_spec("ray") is None:
-            return [LayerCode.PASSED(layer="Ray", measured="not installed, not tried")]
-        return [classify_ray(*await _run(bootstrap, {"Ray": {}}, environ))]
+    Findings of the network follow: a name server that is silent, for one, looks like a layer that hangs.
+    """
+    found = [
+        await _mend(bootstrap, finding) if finding.severity is BROKEN else finding
+        for finding in await _try_ranks(bootstrap, bootstrap.environ)
+    ]
+    return (*found, *(await preflight(bootstrap.environ, SystemClock())).findings)
 
-    async def try_ranks(environ: Mapping[str, str]) -> list[MachineFinding]:
-        numbers = range(bootstrap.num_ranks)
-        with _held_port() as port:  # where the environment names no port
-            address = f"{environ.get('MASTER_ADDR', MASTER_ADDR)}:{environ.get('MASTER_PORT') or port}"
-            meeting = tempfile.mkdtemp(prefix="m", dir=bootstrap.children.directory)
-            shared = {"world": len(numbers), "backend": bootstrap.backend, "address": address, "meet": meeting}
-            orders = {f"rank {n}": {"rank": n, "gpu": n, **shared} for n in numbers}
-            stories = await _run(bootstrap, orders, environ)
-        return list(classify_ranks(stories, with_nccl=bootstrap.backend == "nccl", address=address))
 
-    async def find(attempt: Try) -> list[MachineFinding]:
-        return [
-            await _mend(bootstrap, finding, attempt) if finding.severity is BROKEN else finding
-            for finding in await attempt(bootstrap.environ)
-        ]
-
-    found = [each for findings in await fan_out(find, (try_ray, try_ranks), limit=2) for each in findings]
-    if any(each.severity is BROKEN for each in found):  # a name server that is silent looks like a layer that hangs
-        network = (await preflight(bootstrap.environ, SystemClock())).findings
-        found += [each for each in network if each.severity is not FINE]
-    return tuple(found)
+async def _try_ranks(bootstrap: Bootstrap, environ: Mapping[str, str]) -> list[MachineFinding]:
+    numbers = range(bootstrap.num_ranks)
+    with _held_port() as port:  # where the environment names no port
+        address = f"{environ.get('MASTER_ADDR', MASTER_ADDR)}:{environ.get('MASTER_PORT') or port}"
+        meeting = tempfile.mkdtemp(prefix="m", dir=bootstrap.children.directory)
+        shared = {"world": len(numbers), "backend": bootstrap.backend, "address": address, "meet": meeting}
+        orders = {f"rank {n}": {"rank": n, "gpu": n, **shared} for n in numbers}
+        stories = await _run(bootstrap, orders, environ)
+    return list(classify_ranks(stories, with_nccl=bootstrap.backend == "nccl", address=address))
 
 
 async def find_layer_of_job(bootstrap: Bootstrap, job: Job) -> tuple[MachineFinding, ...]:
@@ -104,7 +91,7 @@ async def find_layer_of_job(bootstrap: Bootstrap, job: Job) -> tuple[MachineFind
     return tuple(finding for finding in found if job.rank == 0 or finding.severity is BROKEN)
 
 
-async def _mend(bootstrap: Bootstrap, finding: MachineFinding, attempt: Try) -> MachineFinding:
+async def _mend(bootstrap: Bootstrap, finding: MachineFinding) -> MachineFinding:
     """The finding with the first settings under which its layer is passed."""
     bootstrap.say(f"{finding.check}: {finding.measured}")
     tried = [_seen_by_ranks(bootstrap.environ)]
@@ -119,7 +106,7 @@ async def _mend(bootstrap: Bootstrap, finding: MachineFinding, attempt: Try) -> 
         unsets = tuple(name for name, value in settings.items() if value is None)
         mended = replace(finding, values={**finding.values, "exports": exports, "unsets": unsets})
         bootstrap.say(f"{finding.check}: trying {mended.fix}")
-        if any(each.check == finding.check and each.severity is FINE for each in await attempt(environ)):
+        if any(each.check == finding.check and each.severity is FINE for each in await _try_ranks(bootstrap, environ)):
             remedy = f"{mended.fix}   # tried: it passes this layer"
             return replace(mended, values={**mended.values, "remedy": remedy})
     return finding
@@ -141,14 +128,14 @@ async def _run(
     limits: dict[str, asyncio.Timeout] = {}
 
     async def carry_out(name: str) -> RankStory:
-        argv = module_command("harness.doctor.probe", "rank" if orders[name] else "ray", json.dumps(orders[name]))
+        argv = module_command("harness.doctor.probe", "rank", json.dumps(orders[name]))
         spec, end = bootstrap.children.spec(argv, environ, IMPORT_S + WALK_S, IMPORT_S), None
         running[name] = Path(spec.directory)
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as limits[name]:
                 end = await bootstrap.children.supervisor.run(spec)
         del running[name], limits[name]
-        story = read_story(name, spec, end)
+        story = read_story(name, Path(spec.directory), end)
         if story.failed or not story.is_ready:
             for other in limits.values():
                 if other.when() is None:
@@ -187,12 +174,11 @@ def waiting_for(records: Iterable[Mapping[str, Any]]) -> str:
     return here
 
 
-def read_story(name: str, spec: ProcessSpec, end: ProcessEnd | None) -> RankStory:
+def read_story(name: str, directory: Path, end: ProcessEnd | None) -> RankStory:
     """Return what a process reported about its layers, and logged.
 
     Without an `end`, it was cut off; a process that ended by itself during a layer failed there.
     """
-    directory = Path(spec.directory)
     passed: dict[str, float] = {}
     failed: dict[str, str] = {}
     stuck, is_ready = "", False
@@ -209,9 +195,8 @@ def read_story(name: str, spec: ProcessSpec, end: ProcessEnd | None) -> RankStor
     if stuck and end is not None and not end.reason:
         died = f"it died of signal {end.signal}" if end.exit_code is None else f"it exited with {end.exit_code}"
         failed[stuck], stuck = died, ""
-    rays = [path for log in RAY_LOGS for path in sorted(Path(spec.env["TMPDIR"]).glob(f"ray/session_2*/logs/{log}"))]
-    log = "\n".join(text for path in (directory / "output.log", *rays) if (text := _end_of(path)))
-    return RankStory(name, passed, failed, stuck, is_ready, log, _end_of(directory / "stacks.txt"))
+    log, stacks = (_end_of(directory / name) for name in ("output.log", "stacks.txt"))
+    return RankStory(name, passed, failed, stuck, is_ready, log, stacks)
 
 
 def _records(directory: Path) -> list[dict[str, Any]]:
@@ -220,7 +205,7 @@ def _records(directory: Path) -> list[dict[str, Any]]:
 
 def _end_of(path: Path) -> str:
     try:
-        with open_regular(path, follows_links=True) as file:  # Ray's own logs are links now and then
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
             return file.read(MAX_LOG_BYTES).decode(errors="replace").strip()
     except OSError:
@@ -229,7 +214,7 @@ def _end_of(path: Path) -> str:
 
 @contextmanager
 def _held_port() -> Iterator[int]:
-    """A TCP port for torch's store, which sets SO_REUSEADDR; nobody else is given it, though Ray starts meanwhile."""
+    """A TCP port for torch's store, which sets SO_REUSEADDR; nobody else is given it, before the rank opens it."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("", 0))

@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.bits.errors import InventoryError
 from harness.doctor.children import Answer, Host, module_command
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
 from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth
-from harness.machine.gpus import read_inventory, read_machine
+from harness.machine.gpus import read_machine
 from harness.machine.inventory import Inventory
 from harness.process.daemon_thread import in_daemon_thread
 
@@ -105,25 +104,6 @@ async def check_gpus(host: Host) -> list[MachineFinding]:
     driver = classify_driver(health, has_device_file=os.path.exists(DEVICE_FILE))
     torch = classify_torch(answer, health, len(inventory.gpus), host.environ.get(CAPABILITIES))
     return [driver, *classify_gpus(health, inventory), *classify_links(health.gpus), torch]
-
-
-async def require_gpus(num_ranks: int, environ: Mapping[str, str]) -> None:
-    """InventoryError where `environ` does not leave a GPU to each of `num_ranks` ranks of NCCL; one in use counts."""
-    try:
-        inventory = await in_daemon_thread(lambda: read_inventory("auto", environ), limit_s=READ_S)
-    except TimeoutError:
-        inventory = Inventory(note=f"the GPU driver did not answer within {READ_S:g} s")
-    gpu_ids = [gpu.gpu_id for gpu in (*inventory.gpus, *inventory.left_out)]
-    whole = [gpu_id for gpu_id in gpu_ids if not gpu_id.startswith("MIG-")]
-    num_gpus = len(whole) or min(1, len(gpu_ids))  # of MIG instances CUDA shows a process no second
-    if num_gpus < num_ranks:
-        notes = [inventory.note, "a process sees only one MIG instance" if len(whole) < len(gpu_ids) else ""]
-        why = "; ".join(filter(None, notes))
-        raise InventoryError(
-            f"--distributed {num_ranks} --backend nccl: {num_gpus} of {num_ranks} GPUs are visible ({why})",
-            legal="a GPU for each rank",
-            remedy="--backend gloo checks the layers that need no GPU",
-        )
 
 
 def classify_driver(health: MachineHealth, *, has_device_file: bool) -> MachineFinding:

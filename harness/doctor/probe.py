@@ -1,9 +1,8 @@
-"""(child) Programs of the doctor: `probe.py trial DIR`, `probe.py torch [use]`, `probe.py rank|ray JSON`.
+"""(child) Programs of the doctor: `probe.py trial DIR`, `probe.py torch [use]`, `probe.py rank JSON`.
 
-`rank` is one rank of a bootstrap, `ray` a start of Ray. Each writes to report.jsonl in the working directory the lines
-of an attempt's report, with layers instead of tests: `start` with the layer's limit, `end` with its outcome. The
-supervisor ends a process if a layer takes longer, so a layer may hang forever in a C call. A rank does not continue
-after a layer has failed.
+`rank` is one rank of a bootstrap. It writes to report.jsonl in the working directory the lines of an attempt's report,
+with layers instead of tests: `start` with the layer's limit, `end` with its outcome. The supervisor ends a process if a
+layer takes longer, so a layer may hang forever in a C call. A rank does not continue after a layer has failed.
 
 The ranks of a launcher's job may be on several hosts, and have no directory `meet` in common. They connect to every
 other one, and rank 0 keeps their store.
@@ -33,8 +32,8 @@ from harness.process.scratch import FALLBACKS, fs_type_of, read_mounts, survey, 
 
 NUM_TRIES = 3
 """Repetitions of a lock. The fastest counts: a slow file system is always slow, a busy machine is not."""
-LIMITS_S = {"ray": 25.0, "store": 13.0, "ranks": 110.0, "gloo": 5.0, "nccl": 60.0, "collective": 15.0}
-"""Limit of each layer, in seconds. Healthy ones take less than 3 (Ray), 1 (NCCL) and 0.1 (the others); NCCL's on eight
+LIMITS_S = {"store": 13.0, "ranks": 110.0, "gloo": 5.0, "nccl": 60.0, "collective": 15.0}
+"""Limit of each layer, in seconds. Healthy ones take less than 1 (NCCL) and 0.1 (the others); NCCL's on eight
 cold GPUs with NVSwitches many times that.
 
 The store comes up slowly, and comes up, where a name server does not answer."""
@@ -42,10 +41,6 @@ STORE_GIVES_UP_S = 12.5
 """Before the layer's limit: torch then says why, unless it tries once more."""
 GROUP_GIVES_UP_S = 60.0
 """Longer than every limit: the stack of a hung process shows more than torch's exception."""
-RAY_PER_IMPORT = 12.0
-"""Ray's limit is at least so many times what its import took: where that is slow, a start is, and is no hang."""
-RAY_AT_MOST_S = 45.0
-"""Imports from a cold disk are slower than what follows."""
 JOB_S = 45.0
 """Limit on each wait for the other ranks of a job, which their launcher starts at different times."""
 LAST_WORD_S = 5.0
@@ -80,11 +75,13 @@ def try_directory(directory: str) -> None:
     """
     mounts, clock, path = read_mounts(), SystemClock(), ""
     say(better=next((path for path in FALLBACKS if path != directory and not why_unfit(survey(path, mounts))), ""))
+    step = "survey"
     try:
-        step, space = "survey", os.statvfs(directory)
+        space = os.statvfs(directory)
         say(fs_type=fs_type_of(os.path.realpath(directory), mounts), free_bytes=space.f_bavail * space.f_frsize)
         say(step=step, took_s=0.0)
-        step, (fd, path) = "create", tempfile.mkstemp(prefix="rlh-lock-", dir=directory)
+        step = "create"
+        fd, path = tempfile.mkstemp(prefix="rlh-lock-", dir=directory)
         say(step=step, took_s=0.0)
         step, took_s = "lock", []
         for _ in range(NUM_TRIES):
@@ -306,26 +303,6 @@ def walk_rank(report: Report, rank: int, world: int, *, backend: str, address: s
                 gather(store, "last", rank, world, "word", limit_s=LAST_WORD_S if rank == 0 else 0.001)
 
 
-def start_ray(report: Report) -> None:
-    """Start Ray as the environment has it, and have two tasks answer."""
-    began_s = report.clock.monotonic_s()
-    import ray
-
-    import_s = report.clock.monotonic_s() - began_s
-    report.write("collected", need={"gpus": 0}, nodeids=[])
-    with report.layer("ray", min(RAY_PER_IMPORT * import_s, RAY_AT_MOST_S)):
-        ray.init(include_dashboard=False, log_to_driver=False)
-        double = ray.remote(_double)
-        if ray.get([double.remote(1), double.remote(2)]) != [2, 4]:
-            raise ArithmeticError("Ray's tasks returned wrong results")
-    report.write("finish", exit=0)
-    ray.shutdown()
-
-
-def _double(number: int) -> int:
-    return 2 * number
-
-
 def main() -> None:
     """Do what the command line says."""
     program, *words = sys.argv[1:]
@@ -336,8 +313,6 @@ def main() -> None:
             ask_torch(*words)
         case "rank":
             walk_rank(Report(), **json.loads(words[0]))
-        case "ray":
-            start_ray(Report())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.bits.findings import Severity
 from harness.doctor.children import Answer, Host, module_command
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
 from harness.process.program_output import as_float
@@ -82,11 +81,11 @@ class ResourceCode(MachineCode):
         breaks: NCCL and data loaders die when it is full; Ray puts its object store into TMPDIR
         remedy: ls -lt /dev/shm, and remove files of dead processes"""
     ULIMITS = "ulimits", FINE, "ulimits", "{nofile} open files (up to {most}), {nproc} processes"
-    ULIMIT = "ulimit", WARNING, "{check}", """
+    ULIMIT = "ulimit", BROKEN, "{check}", """
         {measured}
         breaks: {effect}
-        remedy: echo '* - {name} {value}' | sudo tee -a /etc/security/limits.conf, and log in again; of a container: docker
-          run --ulimit {name}={docker}"""
+        remedy: echo '* - {name} {value}' | sudo tee -a /etc/security/limits.conf, and log in again; of a container:
+          docker run --ulimit {name}={docker}"""
     CONTAINED = "contained", FINE, "containment", "{holds}"
     CONTAINED_WEAKLY = "contained_weakly", WARNING, "containment", """
         {holds}
@@ -154,7 +153,7 @@ def classify_tmpdir(path: str, answer: Answer) -> MachineFinding:
     fix: dict[str, Any] = (
         {"exports": {"TMPDIR": better}} if better else {"remedy": "export TMPDIR=DIR, a directory on a local disk"}
     )
-    if "create" in failed and not problem:
+    if failed.keys() & {"survey", "create"} and not problem:
         return ResourceCode.TMPDIR_UNWRITABLE(where=where, **fix)
     for step, error in failed.items():
         return ResourceCode.TMPDIR_FAILS(where=kind, step=step, problem=error, **fix)
@@ -208,17 +207,17 @@ def classify_ulimits(
     soft, hard = ({name: pair[which] for name, pair in limits.items()} for which in (0, 1))
     findings = []
 
-    def add(name: str, check: str, measured: str, effect: str, severity: Severity = BROKEN, remedy: str = "") -> None:
+    def add(name: str, check: str, measured: str, effect: str, **more: Any) -> None:
         value, docker = ("65536", "65536:65536") if name in ("nofile", "nproc") else ("unlimited", "-1:-1")
-        values = {"name": name, "check": check, "measured": measured, "effect": effect, "value": value}
-        findings.append(ResourceCode.ULIMIT(severity, **values, docker=docker, remedy=remedy))
+        values: dict[str, Any] = {"name": name, "check": check, "measured": measured, "effect": effect, "value": value}
+        findings.append(ResourceCode.ULIMIT(docker=docker, **values, **more))
 
     if hard["nofile"] < MIN_OPEN_FILES:
         effect = "Ray, data loaders and vLLM run out of open files: connections fail, workers die"
-        add("nofile", "open files", f"{hard['nofile']:.0f} at most", effect, WARNING)
+        add("nofile", "open files", f"{hard['nofile']:.0f} at most", effect, severity=WARNING)
     if soft["nproc"] < MIN_PROCESSES and not is_root:
         effect = "processes and threads of this user count together: Ray and OpenMP fail to start more"
-        add("nproc", "processes", f"{soft['nproc']:.0f}", effect, WARNING)
+        add("nproc", "processes", f"{soft['nproc']:.0f}", effect, severity=WARNING)
     if has_rdma and soft["memlock"] != math.inf:
         effect = "InfiniBand registers memory that stays locked: NCCL's network transport fails to start"
         add("memlock", "locked memory", f"{soft['memlock'] / 1e6:.1f} MB, and there is InfiniBand here", effect)
@@ -229,7 +228,14 @@ def classify_ulimits(
         effect = "programs that write more fail with 'File too large': checkpoints, compilers, Ray's spilled objects"
         severity = BROKEN if soft["fsize"] < SMALL_FILE_BYTES else WARNING
         lift = "ulimit -f unlimited" if hard["fsize"] == math.inf else ""
-        add("fsize", "file size", f"a file may have {_gb(soft['fsize'])} at most", effect, severity, lift)
+        add(
+            "fsize",
+            "file size",
+            f"a file may have {_gb(soft['fsize'])} at most",
+            effect,
+            severity=severity,
+            remedy=lift,
+        )
     shown = {"nofile": soft["nofile"], "most": hard["nofile"], "nproc": soft["nproc"]}
     words = {name: f"{number:,.0f}".replace("inf", "unlimited") for name, number in shown.items()}
     return findings or [ResourceCode.ULIMITS(None, **words)]

@@ -13,7 +13,6 @@ import pytest
 from harness.machine.network.interfaces import (
     Address,
     is_loopback,
-    is_name_asked_in_vain,
     is_numeric,
     reach_own,
     read_interfaces,
@@ -54,27 +53,6 @@ def test_one_name_that_takes_too_long_is_left_out_alone(monkeypatch: pytest.Monk
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     network = asyncio.run(read_network(("slow", "localhost"), limit_s=1))
     assert set(network.resolved) == {network.host_name, "localhost"}
-    let_go.set()
-
-
-def test_a_name_server_is_silent_where_it_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    let_go = threading.Event()
-
-    def silent(address: Any, flags: int) -> Any:
-        asked.append(address[0])
-        let_go.wait()
-        return ("", "")
-
-    def unknown(address: Any, flags: int) -> Any:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getnameinfo", silent)
-    assert asyncio.run(is_name_asked_in_vain("127.0.0.1", limit_s=0.1))
-    assert asked == ["::ffff:127.0.0.1"], "as torch's store asks"
-    monkeypatch.setattr(socket, "getnameinfo", unknown)
-    assert not asyncio.run(is_name_asked_in_vain("127.0.0.1", limit_s=20))
-    assert not asyncio.run(is_name_asked_in_vain("no such host", limit_s=20)), "that it has no address is an answer"
     let_go.set()
 
 
