@@ -61,7 +61,7 @@ OWNED = (
     # Fixtures end what they have started themselves: a user's pytest may have no supervisor above it.
     Owned("harness/", (".kill()", ".terminate()", ".send_signal()"), (*SUPERVISOR, "harness/fixtures/children.py")),
     # A rank leaves past torch's own exit, which aborts now and then.
-    Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, "harness/fixtures/rank_main.py")),
+    Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, "harness/fixtures/child_main.py")),
     # The process of an entry has an exit status of its own. A program whose recorder was told to end it ends in order.
     Owned(
         "harness/",

@@ -16,7 +16,7 @@ from harness.render.console import say, show
 @opt.option("--numerics", "Also check which torch operations are batch-invariant; takes seconds.")
 @opt.option(
     "--distributed num_ranks [N]",
-    "Start N ranks and Ray, and find the layer at which they hang. Without N: use the ranks of the launcher.",
+    "Start N ranks, and find the layer at which they hang. Without N: use the ranks of the launcher.",
     opt.INDEX,
     is_flag=False,
     flag_value=0,
