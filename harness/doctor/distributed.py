@@ -87,7 +87,7 @@ async def find_layer_of_job(bootstrap: Bootstrap, job: Job) -> tuple[MachineFind
     name = f"rank {job.rank} on {socket.gethostname()}"
     stories = await _run(bootstrap, {name: {**order, "address": job.address}}, bootstrap.environ)
     with_nccl = bootstrap.backend == "nccl"
-    found = classify_ranks(stories, with_nccl=with_nccl, address=job.address, in_job=True)
+    found = classify_ranks(stories, with_nccl=with_nccl, address=job.address, job_size=job.num_ranks)
     return tuple(finding for finding in found if job.rank == 0 or finding.severity is BROKEN)
 
 

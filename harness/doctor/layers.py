@@ -115,26 +115,27 @@ class RankStory:
 
 
 def classify_ranks(
-    ranks: Sequence[RankStory], *, with_nccl: bool, address: str = "", in_job: bool = False
+    ranks: Sequence[RankStory], *, with_nccl: bool, address: str = "", job_size: int = 0
 ) -> Iterator[MachineFinding]:
     """Yield the layers in order up to the first that not every rank has passed; later ones are not reached.
 
-    `address` is the store's, HOST:PORT. The ranks of a job also connect to each other by themselves.
+    `address` is the store's, HOST:PORT. `job_size` is the number of ranks of a launcher's job, which also connect to
+    each other by themselves; 0 where all are among `ranks`.
     """
     if not_ready := [rank for rank in ranks if not rank.is_ready]:
         telling_one = max(not_ready, key=lambda rank: bool(rank.log.strip()))  # the others may only wait for it
         yield _broken(LayerCode.START, "", [telling_one], f"{_names(not_ready)}: {_last_line(telling_one.log)}")
         return
-    names = {"store": ["store"], "ranks": ["ranks"] if in_job else [], "gloo": ["Gloo"]}
+    names = {"store": ["store"], "ranks": ["ranks"] if job_size else [], "gloo": ["Gloo"]}
     names |= {"nccl": ["NCCL bootstrap", "NCCL transport"] if with_nccl else [], "collective": ["first collective"]}
     for key, passed in names.items():
         behind = [rank for rank in ranks if passed and key not in rank.passed]
         if behind:
             code = _code_of(key, behind, with_nccl=with_nccl)
-            yield _broken(code, key, behind, _describe(key, behind, len(ranks), address))
+            yield _broken(code, key, behind, _describe(key, behind, job_size or len(ranks), address))
             return
         seconds = max((rank.passed[key] for rank in ranks if passed), default=0.0)
-        measured = f"{len(ranks)} ranks in {seconds:.2f} s"
+        measured = f"{job_size or len(ranks)} ranks in {seconds:.2f} s"
         yield from (LayerCode.PASSED(layer=name, measured=measured) for name in passed)
 
 

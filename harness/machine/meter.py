@@ -1,4 +1,4 @@
-"""Memory and processes of GPUs: `MemoryMeter` is the seam, `nvml.NvidiaDriver` for real GPUs, `NoMeter` otherwise."""
+"""Memory and processes of GPUs, read through `MemoryMeter`: `nvml.NvidiaDriver` for real GPUs, or `NoMeter`."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -216,13 +216,14 @@ def remove_tree(path: str, *, dir_fd: int | None = None) -> str:
 
 
 def survey(path: str, mounts: Sequence[Mount], *, from_tmpdir: bool = False) -> Candidate:
+    """Return what can be seen of a directory without writing to it."""
     is_writable = os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
     shortage = shortage_at(path) if is_writable else ""
     return Candidate(path, is_writable, fs_type_of(os.path.realpath(path), mounts), from_tmpdir, shortage)
 
 
 def require_proc() -> None:
-    """Raise UsageError where /proc cannot be read: nothing could find the processes that a child leaves behind."""
+    """Raise UsageError where /proc cannot be read: nothing could find the processes that a child has left."""
     if not os.access("/proc/self/mounts", os.R_OK):
         raise UsageError(
             "/proc is not mounted, or cannot be read: rlharness finds and ends processes by it",

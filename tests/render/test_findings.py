@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def healthy() -> list[MachineFinding]:
 
 def container(monkeypatch: pytest.MonkeyPatch) -> list[MachineFinding]:
     """Every check, in a container of another machine: no network, no GPUs, Docker's own sizes."""
-    monkeypatch.setattr(resources.os.path, "exists", lambda path: path == "/.dockerenv")
+    monkeypatch.setattr(os.path, "exists", lambda path: path == "/.dockerenv")
     limits = {"nofile": (1_048_576, 1_048_576), **dict.fromkeys(("nproc", "memlock", "as", "fsize"), (INF, INF))}
     refused = {"cgroup": "Read-only file system", "pidns": "Operation not permitted"}
     health = MachineHealth(problem="no NVIDIA driver here", has_driver=False)

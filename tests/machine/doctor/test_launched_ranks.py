@@ -191,7 +191,7 @@ def test_a_rank_is_named_whose_address_the_others_cannot_reach() -> None:
     assert found["store"]["severity"] == "fine"
     does = "rank 0 on alpha failed while connecting every rank to every other one"
     cut_off = "rank 1 on beta is not reached at 10.77.0.2 (Gloo: this host's name beta resolves to it)"
-    assert found["ranks"]["measured"] == f"{does}: ConnectionError: {cut_off} by rank 0 on alpha: timed out"
+    assert found["ranks"]["measured"] == f"{does}: ConnectionError: {cut_off} by rank 0 on alpha: timed out (2 ranks)"
     assert "GLOO_SOCKET_IFNAME" in found["ranks"]["remedy"]
     assert "Gloo" not in found
     assert cut_off in findings(last_line(second[1]))["ranks"]["measured"]

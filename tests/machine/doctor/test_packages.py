@@ -1,5 +1,6 @@
 """Packages that do not fit each other, and builds of vLLM and torch that do not fit this machine."""
 
+import platform
 import subprocess
 import sys
 
@@ -68,7 +69,7 @@ def test_a_misfit_with_something_outside_the_stack_is_a_warning_and_others_are_o
 def test_builds_for_different_machines_break(
     torch: str, torchvision: str, is_mixed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packages.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     found = severities(classify_versions([Installed("torch", torch), Installed("torchvision", torchvision)]))
     assert found == ({"torch builds": "broken"} if is_mixed else {"versions": "fine"})
 
