@@ -60,7 +60,7 @@ def as_text(examined: Examined, *layers: str) -> str:
         printed = dict(examined.findings[layer])
         printed["measured"] = re.sub(r"\d+\.\d+ s", "0.1 s", printed["measured"])
         stood = [line for line in printed["details"] if " stood in " in line]
-        findings.append(printed | {"details": [re.sub(r":\d+\)$", ")", line) for line in stood]})
+        findings.append(printed | {"details": [re.sub(r":\d+\)$", ")", line) for line in stood], "exports": {}})
     return findings_text(as_findings(findings), took_s=9.0, colour=False) + "\n"
 
 
