@@ -58,10 +58,6 @@ class EnvironmentCode(MachineCode):
     """Codes of environment variables."""
 
     # fmt: off
-    RAY_EMPTY = "ray_empty", WARNING, "{check}", """
-        {name} is empty
-        breaks: it means 'no cluster', but older versions of Ray hang on it"""
-    RAY_LOCAL = "ray_local", FINE, "{check}", "{said}"
     RAY_NO_ADDRESS = "ray_no_address", BROKEN, "{check}", """
         {said}, which is not HOST:PORT
         breaks: ray.init refuses it"""
@@ -113,7 +109,7 @@ def check_ray(host: Host) -> Iterator[MachineFinding]:
     for name, value in values.items():
         if name == "RAY_ADDRESS" and value == "auto" and not noted:
             yield EnvironmentCode.RAY_NO_CLUSTER(path=path, unsets=(name,))
-        else:
+        elif value not in ("", "auto", "local"):
             yield _classify_address(name, value)
     others = sorted(name for name in environ if name.startswith("RAY_") and name not in ADDRESSES)
     shown = redact_fields({name: environ[name] for name in others})
@@ -127,11 +123,7 @@ def _classify_address(name: str, value: str) -> MachineFinding:
     fix: dict[str, Any] = {"unsets": (name,)} if not name.startswith("/") else {"remedy": f"ray stop; rm -f {name}"}
     said = f"{name}={redact_text(value)}" if not name.startswith("/") else f"{name} says {redact_text(value)}"
     check = "ray_current_cluster" if name.startswith("/") else name
-    named: dict[str, Any] = {"check": check, "name": name, "said": said}
-    if value == "":
-        return EnvironmentCode.RAY_EMPTY(**named, **fix)
-    if value in ("auto", "local"):
-        return EnvironmentCode.RAY_LOCAL(**named)
+    named: dict[str, Any] = {"check": check, "said": said}
     if (address := endpoint(value)) is None:
         return EnvironmentCode.RAY_NO_ADDRESS(**named, **fix)
     try:

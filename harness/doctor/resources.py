@@ -57,7 +57,7 @@ class ResourceCode(MachineCode):
         {where}: a lock took {lock}
         breaks: files are on another machine: locks, sockets and memory maps are slow, or fail under concurrent use"""
     TMPDIR_SLOW = "tmpdir_slow", WARNING, "TMPDIR", """
-        {where}: {step} took {took_s:.2f} s
+        {where}: a lock took {took_s:.2f} s
         breaks: every lock of a temporary file takes as long"""
     TMPDIR_FULL = "tmpdir_full", WARNING, "TMPDIR", """
         {where}: a lock took {lock}
@@ -139,6 +139,8 @@ def classify_tmpdir(path: str, answer: Answer) -> MachineFinding:
     problem = answer.problem
     if not problem and answer.exit_code != 0:
         problem = f"the trial ended with {answer.exit_code}: {answer.output.strip()[-200:]}"
+    if not problem and "lock" not in took_s and not failed:
+        problem = "the trial has no end"
     if problem:
         failed = {next((step for step in STEPS if step not in took_s), "the trial"): problem}
     where = path or "/tmp (TMPDIR is not set)"
@@ -157,11 +159,10 @@ def classify_tmpdir(path: str, answer: Answer) -> MachineFinding:
         return ResourceCode.TMPDIR_UNWRITABLE(where=where, **fix)
     for step, error in failed.items():
         return ResourceCode.TMPDIR_FAILS(where=kind, step=step, problem=error, **fix)
-    slowest = max(took_s, key=lambda step: took_s[step])
     if is_network(fs_type):
         return ResourceCode.TMPDIR_REMOTE(**values, **fix)
-    if took_s[slowest] >= SLOW_S:
-        return ResourceCode.TMPDIR_SLOW(where=kind, step=slowest, took_s=took_s[slowest], **fix)
+    if lock_s >= SLOW_S:
+        return ResourceCode.TMPDIR_SLOW(where=kind, took_s=lock_s, **fix)
     if free_bytes < LOW_SPACE_BYTES:
         return ResourceCode.TMPDIR_FULL(**values, path=path or "/tmp")
     return ResourceCode.TMPDIR(**values)

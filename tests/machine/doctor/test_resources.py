@@ -60,7 +60,7 @@ def tried(output: str, exit_code: int | None = 0, problem: str = "") -> MachineF
         ),
         (answer("nfs4", 9), "warning", "/scratch (nfs4, 9.0 GB free): a lock took 0.4 ms"),
         (answer("fuse.sshfs"), "warning", "fuse.sshfs"),
-        (answer(lock_s=0.35), "warning", "lock took 0.35 s"),
+        (answer(lock_s=0.35), "warning", "a lock took 0.35 s"),
         (answer(free_gb=0.02), "warning", "20 MB free"),
     ],
 )
