@@ -262,7 +262,7 @@ def walk_rank(report: Report, rank: int, world: int, *, backend: str, address: s
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     if backend == "nccl" and torch.cuda.device_count() <= gpu:
-        raise ValueError(f"NCCL needs a GPU per rank: GPU {gpu}, and torch sees {torch.cuda.device_count()}")
+        raise ValueError(f"--backend nccl needs a GPU per rank: GPU {gpu}, and torch sees {torch.cuda.device_count()}")
     if backend == "nccl":  # a context takes seconds on GPUs that sleep, which are no layer's time
         torch.cuda.set_device(gpu)
         torch.zeros(1, device="cuda").item()

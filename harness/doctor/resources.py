@@ -27,7 +27,6 @@ MIN_OPEN_FILES = 4096
 """Below it Ray warns of connections that fail (ray.init, which raises the soft limit to the hard one)."""
 MIN_PROCESSES = 4096
 """Threads count too: one Ray on 64 cores starts over a thousand."""
-MIN_FREE_PROCESSES = 2048
 SMALL_FILE_BYTES = 10_000_000_000
 """A smaller limit than this on files is one that the checkpoint of a small model meets."""
 FULL = 0.95
@@ -105,11 +104,6 @@ class ResourceCode(MachineCode):
         {measured}
         breaks: torch starts {num_cores} threads that wait for each other: CPU work slows down
         remedy: {fix}; rlharness run --cpu-units {num_cpus}"""
-    PROCESSES = "process_limit", FINE, "process limit", "{measured}"
-    PROCESSES_FULL = "process_limit_near", WARNING, "process limit", """
-        {measured}
-        breaks: threads count too: Ray and OpenMP fail to start theirs, with 'Resource temporarily unavailable'
-        remedy: docker run --pids-limit=-1; of a systemd unit: TasksMax=infinity"""
     # fmt: on
 
 
@@ -272,13 +266,10 @@ class GroupLimits:
     """In use within the group that sets the limit on memory, without the page cache that can go at once."""
     num_cpus: float | None = None
     """Processor time as so many whole processors."""
-    num_processes: int | None = None
-    num_live_processes: int | None = None
-    """Within the group that sets the limit on processes."""
 
 
 def check_control_group(host: Host) -> list[MachineFinding]:
-    """Limits of memory, processor time and processes, beside what the machine itself has."""
+    """Limits of memory and processor time, beside what the machine itself has."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return classify_group_limits(read_group_limits(), memory_bytes, len(os.sched_getaffinity(0)), host.environ)
 
@@ -302,26 +293,17 @@ def classify_group_limits(
             cpus = ResourceCode.CPU(measured=f"{measured}; OMP_NUM_THREADS={threads}")
         else:
             cpus = ResourceCode.CPU_SPREAD(measured=measured, num_cores=num_cores, num_cpus=whole, **fix)
-    processes = ResourceCode.PROCESSES(measured="none")
-    if limits.num_processes is not None:
-        live = limits.num_live_processes or 0
-        code = (
-            ResourceCode.PROCESSES_FULL if limits.num_processes - live < MIN_FREE_PROCESSES else ResourceCode.PROCESSES
-        )
-        processes = code(measured=f"{limits.num_processes:,}, {live:,} in use")
-    return [memory, cpus, processes]
+    return [memory, cpus]
 
 
 def read_group_limits(root: Path = Path("/")) -> GroupLimits:
     """Read the limits of this process's groups, versions 1 and 2; `root` is where proc and sys are found."""
     groups = _groups(root)
 
-    def tightest(controller: str, *names: str) -> tuple[int, Path] | None:
-        files = [directory / name for directory in groups[""] + groups[controller] for name in names]
-        numbers = [(number, file.parent) for file in files if (number := _number(_text(file))) is not None]
-        return min(numbers, key=lambda pair: pair[0], default=None)
-
-    memory = tightest("memory", "memory.max", "memory.limit_in_bytes")
+    names = ("memory.max", "memory.limit_in_bytes")
+    files = [directory / name for directory in groups[""] + groups["memory"] for name in names]
+    numbers = [(number, file.parent) for file in files if (number := _number(_text(file))) is not None]
+    memory = min(numbers, key=lambda pair: pair[0], default=None)
     used = None
     if memory is not None and memory[0] >= UNLIMITED_BYTES:
         memory = None
@@ -338,9 +320,7 @@ def read_group_limits(root: Path = Path("/")) -> GroupLimits:
         period = period or _text(directory / "cpu.cfs_period_us")
         if (number := _number(quota)) is not None and (whole := _number(period)):
             cpus.append(number / whole)
-    processes = tightest("pids", "pids.max")
-    live = _number(_text(processes[1] / "pids.current")) if processes else None
-    return GroupLimits(memory and memory[0], used, min(cpus, default=None), processes and processes[0], live)
+    return GroupLimits(memory and memory[0], used, min(cpus, default=None))
 
 
 def _groups(root: Path) -> Mapping[str, list[Path]]:

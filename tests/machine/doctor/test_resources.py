@@ -170,11 +170,9 @@ def test_containment_by_backend(backend: str, severity: str) -> None:
     ("limits", "check"),
     [
         (GroupLimits(), ""),
-        (GroupLimits(999 * GB, 999 * GB, 16.0, 30_000, 900), ""),
+        (GroupLimits(999 * GB, 999 * GB, 16.0), ""),
         (GroupLimits(memory_bytes=8 * GB, used_memory_bytes=7_900_000_000), "memory limit"),
         (GroupLimits(num_cpus=2.0), "CPU limit"),
-        (GroupLimits(num_processes=512, num_live_processes=30), "process limit"),
-        (GroupLimits(num_processes=9000, num_live_processes=8999), "process limit"),
     ],
 )
 def test_a_limit_that_is_felt_is_a_warning(limits: GroupLimits, check: str) -> None:
@@ -202,7 +200,6 @@ V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = (
     "31 23 0:27 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory\n"
     "32 23 0:28 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid - cgroup cgroup rw,cpu,cpuacct\n"
-    "33 23 0:29 / /sys/fs/cgroup/pids rw,nosuid - cgroup cgroup rw,pids\n"
 )
 
 
@@ -218,12 +215,11 @@ def tree(root: Path, own: str, mounts: str, files: dict[str, str]) -> Path:
 def test_version_2_in_a_container_that_sees_its_own_part_only(tmp_path: Path) -> None:
     files = {"memory.max": f"{8 * GB}", "memory.current": f"{7 * GB}", "cpu.max": "250000 100000"}
     files["memory.stat"] = f"anon 3\ninactive_file {4 * GB}\nactive_file 9"
-    files |= {"pids.max": "4096", "pids.current": "17"}
-    assert read_group_limits(tree(tmp_path, "0::/\n", V2, files)) == GroupLimits(8 * GB, 3 * GB, 2.5, 4096, 17)
+    assert read_group_limits(tree(tmp_path, "0::/\n", V2, files)) == GroupLimits(8 * GB, 3 * GB, 2.5)
 
 
 def test_version_1(tmp_path: Path) -> None:
-    own = "9:memory:/docker/abc\n8:cpu,cpuacct:/docker/abc\n7:pids:/docker/abc\n1:name=systemd:/\n0::/\n"
+    own = "9:memory:/docker/abc\n8:cpu,cpuacct:/docker/abc\n1:name=systemd:/\n0::/\n"
     files = {
         "memory/docker/abc/memory.limit_in_bytes": f"{2 * GB}",
         "memory/docker/abc/memory.usage_in_bytes": f"{GB + 5}",
@@ -231,10 +227,8 @@ def test_version_1(tmp_path: Path) -> None:
         "memory/memory.limit_in_bytes": "9223372036854771712",
         "cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "400000",
         "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000",
-        "pids/docker/abc/pids.max": "100",
-        "pids/docker/abc/pids.current": "99",
     }
-    assert read_group_limits(tree(tmp_path, own, V1, files)) == GroupLimits(2 * GB, GB, 4.0, 100, 99)
+    assert read_group_limits(tree(tmp_path, own, V1, files)) == GroupLimits(2 * GB, GB, 4.0)
 
 
 def test_version_1_with_the_containers_part_mounted(tmp_path: Path) -> None:
