@@ -108,17 +108,6 @@ def test_what_is_wrong_is_found_and_what_mends_it_mends_it(
     assert "NVIDIA_TF32_OVERRIDE" not in again
 
 
-@pytest.mark.full
-def test_the_text_is_coloured_where_that_is_asked_for(
-    plain_environment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["doctor", "--color", "always"])
-    coloured = capsys.readouterr().out
-    assert "\x1b[32mfine" in coloured
-    main(["doctor"])
-    assert "\x1b" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -156,18 +145,6 @@ def test_without_proc_a_command_says_so_in_a_sentence(command: list[str], tmp_pa
     assert (done.returncode, done.stdout) == (ExitCode.USAGE_ERROR, "")
     assert done.stderr.startswith("error: /proc is not mounted, or cannot be read")
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.full
-def test_a_cluster_that_ray_shall_find_and_cannot(
-    plain_environment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
-    monkeypatch.setenv("TMPDIR", str(plain_environment))
-    _, value = doctor(capsys)
-    assert value["findings"]["RAY_ADDRESS"]["severity"] == "broken"
-    assert value["findings"]["RAY_ADDRESS"]["unsets"] == ["RAY_ADDRESS"]
-    assert value["findings"]["Ray"]["measured"] == "none of its other variables is set"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from harness.bits.findings import Severity
 from harness.doctor import distributed
 from harness.doctor.children import Children, module_command
-from harness.doctor.distributed import Bootstrap, find_layer, waiting_for
+from harness.doctor.distributed import Bootstrap, find_layer
 from harness.machine.findings import MachineFinding
 from tests.support.scripted_attempts import Script, ScriptedAttempts
 
@@ -167,18 +167,3 @@ def test_it_says_whom_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "rank 1: not done after 0.02 s: importing what it needs, which may take 90 s",
         f"rank 0: not done after 0.04 s: {gloo}",
     ]
-
-
-@pytest.mark.parametrize(
-    ("records", "said"),
-    [
-        ([], "importing what it needs, which may take 90 s"),
-        ([COLLECTED], "between two layers"),
-        ([COLLECTED, start("nccl")], "coming up through NCCL, which may take 13 s"),
-        ([COLLECTED, start("store"), end("store")], "between two layers"),
-        (WHOLE, ""),
-        ([{"k": "start", "id": 3}], "importing what it needs, which may take 90 s"),
-    ],
-)
-def test_where_a_process_stands(records: list[dict[str, Any]], said: str) -> None:
-    assert (waiting_for(records).partition(" here")[0] if said else waiting_for(records)) == said

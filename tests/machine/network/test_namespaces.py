@@ -1,11 +1,8 @@
 """Hosts with broken networks, in network namespaces: what the preflight and the doctor make of them."""
 
 import json
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,20 +27,6 @@ from harness.machine.network.preflight import preflight
 found = asyncio.run(preflight(dict(os.environ), SystemClock()))
 print(json.dumps({"pins": dict(found.pins), "took_s": found.took_s, "notes": found.notes}))
 """
-DIES_LATE = """
-import ctypes, threading
-from tests.support.networks import host as hosts
-
-PR_SET_CHILD_SUBREAPER = 36
-assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-hosts.SETTING_UP_S = 5.0
-at_once = hosts.Host.end_all
-hosts.Host.end_all = lambda one: threading.Timer(0.5, at_once, [one]).start()
-with hosts.host("late", {}) as one:
-    done = one.run("sleep", "60", timeout_s=0.1)
-print(done.exit_code, flush=True)
-"""
-"""Adopts orphans, and runs on a host what has not died yet when its time is up and it was told to end."""
 LONG_S = 60.0
 
 
@@ -153,58 +136,3 @@ def test_what_the_doctor_says_of_a_host_whose_name_server_is_silent() -> None:
         assert shown(harness(alpha, "doctor", "--json").output, "network") == golden("nameless")
         alpha.write("hosts", "127.0.0.1 localhost\n127.0.0.1 alpha\n")  # as it is told to
         assert shown(harness(alpha, "doctor", "--json").output, "network").startswith("fine")
-
-
-# -------------------------------------------------------------------------------------------------- the pretended hosts
-
-
-def test_a_host_has_a_name_and_a_network_of_its_own(good: Host) -> None:
-    looking = "hostname; getent hosts alpha; cat /proc/net/dev | grep -c :"
-    assert good.run("sh", "-c", looking, timeout_s=LONG_S).output.split() == ["alpha", "10.77.0.1", "alpha", "2"]
-
-
-def test_what_takes_too_long_is_ended_with_all_it_started(good: Host) -> None:
-    assert good.run("sh", "-c", "sleep 4711 & sleep 4712", timeout_s=0.5).exit_code is None
-    assert "471" not in good.run("ps", "ax", timeout_s=LONG_S).output
-
-
-def test_nothing_is_left_when_the_process_that_made_the_host_is_killed(tmp_path: Path) -> None:
-    making = (
-        "import os, signal\n"
-        "from tests.support.networks.situations import good_host\n"
-        "with good_host() as one:\n"
-        "    print(one.pid, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    settings = {**environment({}), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", making]
-    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
-    first = int(done.stdout)
-    ended = threading.Event()
-    for _ in range(500):
-        if not Path(f"/proc/{first}").exists():
-            break
-        ended.wait(0.02)
-    else:
-        raise AssertionError("the first process of the host lives on")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_hosts_come_and_go_without_a_trace() -> None:
-    def interfaces() -> str:
-        return subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True, check=True).stdout
-
-    before = interfaces()
-    for _ in range(3):
-        with host("gamma", {}):
-            pass
-    assert interfaces() == before
-
-
-def test_a_host_ends_whose_program_dies_late() -> None:
-    """Whoever adopts orphans would be left with a zombie of it, and the host could not end before that is reaped."""
-    argv = [sys.executable, "-c", DIES_LATE]
-    done = subprocess.run(
-        argv, cwd=ROOT, env=environment({}), capture_output=True, text=True, timeout=LONG_S, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
