@@ -9,7 +9,7 @@ SUPERVISOR = ("harness/process/supervisor/",)
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
     "harness/bits/redaction.py",  # what --no-redact says reaches every process that writes
-    "harness/doctor/distributed_probe.py",  # stands in for a program that would run here
+    "harness/doctor/probe.py",  # stands in for a program that would run here
     "harness/plugin.py",  # the plugin and the fixtures live in a user's pytest, and read that process's own
     "harness/fixtures/",
     "harness/recording/",  # lives in the process of the program that is recorded
@@ -21,7 +21,7 @@ ENVIRONMENT = (
 )
 KERNELS_FILES = (  # below /proc and /sys, which no process can replace
     *SUPERVISOR,
-    *("harness/process/ports.py", "harness/doctor/cgroup_limits.py", "harness/doctor/vllm_setup.py"),
+    *("harness/process/ports.py", "harness/doctor/resources.py", "harness/doctor/packages.py"),
     *("harness/trace/fingerprint.py", "harness/trace/mapped_libraries.py"),
 )
 PACKAGE_DATA = (  # files of an installed package
@@ -61,7 +61,7 @@ OWNED = (
     # Fixtures end what they have started themselves: a user's pytest may have no supervisor above it.
     Owned("harness/", (".kill()", ".terminate()", ".send_signal()"), (*SUPERVISOR, "harness/fixtures/children.py")),
     # A rank leaves past torch's own exit, which aborts now and then.
-    Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, "harness/fixtures/rank_main.py")),
+    Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, "harness/fixtures/child_main.py")),
     # The process of an entry has an exit status of its own. A program whose recorder was told to end it ends in order.
     Owned(
         "harness/",

@@ -10,9 +10,11 @@ from pathlib import Path
 import click
 import pytest
 
-from harness import __version__, fixtures
+from harness import __version__
 from harness.bits.exit_codes import ExitCode
 from harness.cli.main import cli
+from harness.fixtures.ranks import start_ranks
+from harness.fixtures.ray_nodes import start_ray_cluster
 from harness.lab.experiment.plain_yaml import read_yaml
 from harness.lab.experiment.scenario import Scenario, parse_scenario
 from harness.machine.inventory import Gpu
@@ -137,8 +139,8 @@ def test_the_marker_is_what_the_plugin_takes() -> None:
 
 def test_the_fixtures_are_those_of_the_code() -> None:
     told = [row.strip("`").replace("**init", "init") for row in table(section("Fixtures for distributed tests"))]
-    for name, start in (("distributed", fixtures.StartRanks), ("ray_cluster", fixtures.StartRayCluster)):
-        parameters = list(inspect.signature(start.__call__).parameters.values())[1:]
+    for name, start in (("distributed", start_ranks), ("ray_cluster", start_ray_cluster)):
+        parameters = list(inspect.signature(start).parameters.values())
         defaults = ["" if p.default is p.empty else f"={p.default}" for p in parameters]
         signature = ", ".join(p.name + default for p, default in zip(parameters, defaults, strict=True))
         assert f"{name}({signature})" in told

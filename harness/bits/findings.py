@@ -56,12 +56,12 @@ class Finding:
     severity: Severity = Severity.NOTE
 
     def __str__(self) -> str:
-        return _WORDS.vformat(self.code.sentence, (), self.values)
+        return WORDS.vformat(self.code.sentence, (), self.values)
 
     @property
     def remedy(self) -> str:
         """A command to type, or what to change; empty for none."""
-        return _WORDS.vformat(self.code.remedy, (), self.values)
+        return WORDS.vformat(self.code.remedy, (), self.values)
 
 
 class _Words(string.Formatter):
@@ -76,4 +76,4 @@ class _Words(string.Formatter):
         return str(format(value, format_spec or ("," if isinstance(value, int) else "")))
 
 
-_WORDS = _Words()
+WORDS = _Words()

@@ -16,7 +16,7 @@ from harness.render.console import say, show
 @opt.option("--numerics", "Also check which torch operations are batch-invariant; takes seconds.")
 @opt.option(
     "--distributed num_ranks [N]",
-    "Start N ranks and Ray, and find the layer at which they hang. Without N: use the ranks of the launcher.",
+    "Start N ranks, and find the layer at which they hang. Without N: use the ranks of the launcher.",
     opt.INDEX,
     is_flag=False,
     flag_value=0,
@@ -30,8 +30,8 @@ def doctor(invocation: Invocation, output: opt.Output, /, *, fix: bool, **given:
     """
     import asyncio
 
-    from harness.doctor.diagnosis import DoctorOptions, check_limits, diagnose
-    from harness.machine.findings import Severity
+    from harness.bits.findings import Severity
+    from harness.doctor.checks import DoctorOptions, diagnose
     from harness.process.clock import SystemClock
     from harness.process.interruption import Interruption
     from harness.render.findings import findings_json, findings_text, fix_lines
@@ -39,7 +39,6 @@ def doctor(invocation: Invocation, output: opt.Output, /, *, fix: bool, **given:
     if output.is_json and fix:
         raise UsageError("--json and --fix", legal="one of them", remedy="rlharness doctor --json contains the exports")
     options = DoctorOptions(**given)
-    check_limits()
 
     async def examine() -> int:
         clock = SystemClock()

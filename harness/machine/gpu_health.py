@@ -75,28 +75,6 @@ def describe_xid(xid: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryErrors:
-    """Errors that a driver counts of the memory of a GPU; one that it does not report counts as absent."""
-
-    num_uncorrected: int = 0
-    """ECC errors that could not be corrected, since the driver was loaded."""
-    has_remap_failed: bool = False
-    is_remap_pending: bool = False
-    is_retirement_pending: bool = False
-
-    @property
-    def fault(self) -> FaultKind | None:
-        """The most severe fault that these errors make; `doctor` and the check before a lease both go by it."""
-        if self.has_remap_failed:
-            return FaultKind.REMAP_FAILED
-        if self.num_uncorrected:
-            return FaultKind.UNCORRECTED
-        if self.is_remap_pending:
-            return FaultKind.REMAP_PENDING
-        return FaultKind.RETIREMENT_PENDING if self.is_retirement_pending else None
-
-
-@dataclass(frozen=True, slots=True)
 class GpuHealth:
     """One whole GPU."""
 

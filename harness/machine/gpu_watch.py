@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from harness.machine.gpu_health import FATAL_XIDS, GpuFault, describe_xid
 from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu
-from harness.machine.meter import GpuProcess, MemoryMeter, return_to_baseline
+from harness.machine.meter import GpuProcess, MemoryMeter, why_not_back
 from harness.process.clock import Clock
 from harness.process.daemon_thread import in_daemon_thread
 
@@ -113,15 +113,10 @@ class GpuWatch:
                     silent[gpu_id] = self._silence
                     continue
                 residents = self._residents.get(gpu_id, ())
-                still = return_to_baseline(
-                    baseline.get(gpu_id),
-                    reading.used_bytes,
-                    [process for process in reading.processes if process.pid not in residents],
-                    our_pids=(),
-                    tolerance_bytes=tolerances.get(gpu_id, IDLE_MEMORY_BYTES),
-                )
-                if still is not None:
-                    held[gpu_id] = still.reason
+                processes = [process for process in reading.processes if process.pid not in residents]
+                tolerance_bytes = tolerances.get(gpu_id, IDLE_MEMORY_BYTES)
+                if why := why_not_back(baseline.get(gpu_id), reading.used_bytes, processes, tolerance_bytes):
+                    held[gpu_id] = why
             patience_s = min(self.wait_s, HURRIED_WAIT_S) if hurry() else self.wait_s
             if not held or self.clock.monotonic_s() - began_s >= patience_s:
                 return silent | held

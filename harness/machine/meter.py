@@ -1,16 +1,10 @@
-"""Whether a GPU's memory is back, at a lease's end, where it was when the lease began, and if not, who holds it.
-
-The decision is pure; `MemoryMeter` is the seam it is fed through: `gpus.DriverMeter` for real GPUs, `NoMeter` for
-simulated ones.
-"""
+"""Memory and processes of GPUs, read through `MemoryMeter`: `nvml.NvidiaDriver` for real GPUs, or `NoMeter`."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 from harness.machine.gpu_health import GpuFault
-from harness.machine.inventory import IDLE_MEMORY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +20,6 @@ class GpuProcess:
 
     def __str__(self) -> str:
         return f"pid {self.pid} ({self.command or 'not visible from here'})"
-
-
-class Holder(StrEnum):
-    """Who holds a GPU's memory."""
-
-    OURS = "ours"  # a process of the attempt that had the lease
-    FOREIGN = "foreign"  # a process that lives and is not ours: named, never killed
-    UNKNOWN = "unknown"  # memory without a process that can be seen
-
-
-@dataclass(frozen=True, slots=True)
-class StillHeld:
-    """A GPU that is not back at its baseline."""
-
-    holder: Holder
-    reason: str
-    """Message: "2.1 GB above its baseline, held by pid 4711 (python train.py)"."""
 
 
 class MemoryMeter(Protocol):
@@ -109,38 +86,20 @@ class NoMeter:
         pass
 
 
-def holder_of(process: GpuProcess, our_pids: Collection[int]) -> Holder:
-    """Return the holder of `process`, given every pid that the attempt ever had."""
-    if process.pid in our_pids:
-        return Holder.OURS
-    return Holder.FOREIGN if process.command else Holder.UNKNOWN
+def why_not_back(
+    baseline_bytes: int | None, now_bytes: int | None, processes: Sequence[GpuProcess], tolerance_bytes: int
+) -> str:
+    """Why a GPU is not back as it was when it was leased, with who holds it; empty where it is.
 
-
-def return_to_baseline(
-    baseline_bytes: int | None,
-    now_bytes: int | None,
-    processes: Sequence[GpuProcess],
-    our_pids: Collection[int],
-    tolerance_bytes: int = IDLE_MEMORY_BYTES,
-) -> StillHeld | None:
-    """None where a GPU is back as it was when it was leased, else who holds it.
-
-    `baseline_bytes` and `now_bytes` are its memory in use at the lease and now, None where it cannot be read;
-    `processes` those on it now. A process that can be named holds the GPU whatever its memory; one that cannot be seen
-    counts only together with memory, because a driver's pids are unreliable in containers.
+    `baseline_bytes` and `now_bytes` are its memory in use at the lease and now, None where it cannot be read. A process
+    that can be named holds the GPU whatever its memory; one that cannot be seen counts only together with memory,
+    because a driver's pids are unreliable in containers.
     """
     excess_bytes = max(0, (now_bytes or 0) - (baseline_bytes or 0))
-    for holder in (Holder.OURS, Holder.FOREIGN):
-        holding = [process for process in processes if holder_of(process, our_pids) is holder]
-        if holding:
-            return StillHeld(holder, f"{_gb(excess_bytes)} above its baseline, held by {', '.join(map(str, holding))}")
-    if baseline_bytes is not None and now_bytes is None:
-        return StillHeld(Holder.UNKNOWN, "its memory can no longer be read")
-    if baseline_bytes is not None and excess_bytes > tolerance_bytes:
-        named = ", ".join(map(str, processes)) or "no process that the driver lists"
-        return StillHeld(Holder.UNKNOWN, f"{_gb(excess_bytes)} above its baseline, held by {named}")
-    return None
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
+    named = [process for process in processes if process.command]
+    if not named and (baseline_bytes is None or (now_bytes is not None and excess_bytes <= tolerance_bytes)):
+        return ""
+    if not named and now_bytes is None:
+        return "its memory can no longer be read"
+    holders = ", ".join(map(str, named or processes)) or "no process that the driver lists"
+    return f"{excess_bytes / 1e9:.1f} GB above its baseline, held by {holders}"

@@ -1,60 +1,344 @@
-"""Access to NVML: the only file that imports pynvml, which it does on the first call.
+"""GPUs of NVIDIA, read through NVML: the only file that imports pynvml, which it does on the first call.
 
-The module it returns is pynvml itself. A value that NVML does not report becomes None. The caller leaves out a GPU that
-answers with an error (fallen off the bus, reset required).
+NVML's order is the PCI bus order; inside the harness a GPU is its UUID. What NVML does not report (NOT_SUPPORTED and
+the like) is unknown; a GPU that answers with an error (fallen off the bus, reset required) is left out with NVML's
+message and never ends the run. Calls block for as long as the driver does.
 """
 
 import ctypes
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+import os
+import threading
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from harness.machine.gpu_driver import NoDriverError, named_command, process_name
-from harness.machine.gpu_health import MemoryErrors
+from harness.bits.redaction import redact_argv
+from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth
+from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu, LeftOut
 from harness.machine.meter import GpuProcess
+from harness.machine.visible import UNOPENED, Device
 
+SLOWDOWNS = {  # nvml.h, nvmlClocksEventReasons: those that no load explains
+    "nvmlClocksEventReasonHwSlowdown": "hardware slowdown",
+    "nvmlClocksEventReasonSwThermalSlowdown": "too hot",
+    "nvmlClocksEventReasonHwThermalSlowdown": "far too hot",
+    "nvmlClocksEventReasonHwPowerBrakeSlowdown": "slowed by the power supply",
+}
+"""Without the power cap, which a GPU under load reaches by design."""
+DESKTOP_IDLE_BYTES = 2 * 10**9
+"""Memory that an idle GPU may show with a display or under WSL: images on the screen, and Windows with its programs,
+belong to no process that the driver lists."""
+WSL_DEVICE = "/dev/dxg"
+"""Windows' driver, for the Linux beside it."""
 MPS_SERVER = "nvidia-cuda-mps-server"
+MAX_COMMAND_CHARS = 60
+MAX_NAMED_PROCESSES = 3
+MAX_XIDS = 1000
+"""Errors read at a time: a GPU that reports without end must not keep us here."""
+FABRIC_TROUBLE = {1: "it has not been started", 2: "it is still coming up"}
+"""By NVML_GPU_FABRIC_STATE_*; 0 is a GPU without NVSwitches, 3 one that has joined."""
 
 
-def open_nvml() -> Any:
-    """The pynvml module, with NVML started; raises NoDriverError."""
-    import pynvml
+class NoDriverError(Exception):
+    """No driver that answers; the message is for a person."""
 
-    try:
-        pynvml.nvmlInit()
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
-        raise NoDriverError("no NVIDIA driver here", is_absent=True) from error
-    except pynvml.NVMLError as error:
-        raise NoDriverError(no_answer(error)) from error
-    return pynvml
+    def __init__(self, message: str, *, is_absent: bool = False) -> None:
+        super().__init__(message)
+        self.is_absent = is_absent
+        """Whether this machine has no driver at all."""
 
 
-@contextmanager
-def kept_open() -> Iterator[None]:
-    """Keep NVML open for a `with`, so that GPUs without persistence mode wake once, however often it is opened there.
+@dataclass(frozen=True, slots=True)
+class ListedGpu:
+    """A device as NVML lists it."""
 
-    Without a driver that answers, nothing happens.
-    """
-    try:
-        nvml = open_nvml()
-    except NoDriverError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        shut_down(nvml)
+    device: Device
+    handle: Any
+    """Handle of the GPU or of the part of one; None where there is none."""
+    gpu_handle: Any
+    """Handle of the whole GPU."""
+    problem: str = ""
+    """Why it cannot be used; empty where nothing is known against it."""
 
 
-def no_answer(error: Exception) -> str:
-    """Return the message for a driver that fails with `error`."""
+class NvidiaDriver:
+    """NVML, open from the first moment to `close`: a `MemoryMeter`. Raises NoDriverError where it does not start."""
+
+    is_simulated = False
+
+    def __init__(self) -> None:
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+        except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
+            raise NoDriverError("no NVIDIA driver here", is_absent=True) from error
+        except pynvml.NVMLError as error:
+            raise NoDriverError(_no_answer(error)) from error
+        self._nvml: Any = pynvml
+        self._xids: XidWatch | None = None
+
+    def __enter__(self) -> "NvidiaDriver":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        with suppress(self._nvml.NVMLError):  # a driver that went away meanwhile has nothing left to close
+            self._nvml.nvmlShutdown()
+
+    # ---- inventory ----
+
+    def list_gpus(self) -> list[ListedGpu]:
+        """Return every GPU in NVML's order, a GPU in MIG mode as its instances; NoDriverError where none is counted.
+
+        Only GPUs that can be opened are numbered: CUDA does not count one that is lost or that a cgroup forbids.
+        """
+        nvml = self._nvml
+        gpus: list[ListedGpu] = []
+        num_opened = 0
+        try:
+            num_gpus = nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError as error:
+            raise NoDriverError(_no_answer(error)) from error
+        for number in range(num_gpus):
+            device = Device(UNOPENED, "", "", "")
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(number)
+                uuid = nvml.nvmlDeviceGetUUID(handle)
+                device = Device(UNOPENED, uuid, uuid, nvml.nvmlDeviceGetName(handle))
+                opened = Device(num_opened, uuid, uuid, device.model)
+                gpus += self._instances(opened, handle) or [ListedGpu(opened, handle, handle)]
+                num_opened += 1
+            except nvml.NVMLError as error:
+                gpus.append(ListedGpu(device, None, None, _unreadable(error)))
+        return gpus
+
+    def _instances(self, gpu: Device, handle: Any) -> list[ListedGpu]:
+        """The MIG instances of `gpu`; empty where it is not in MIG mode."""
+        nvml = self._nvml
+        mode = ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
+        if not mode or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        instances = []
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            # For a number without an instance, drivers answer one of the first two; the third is somebody else's.
+            with suppress(nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument, nvml.NVMLError_NoPermission):
+                instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+                gi, ci = nvml.nvmlDeviceGetGpuInstanceId(instance), nvml.nvmlDeviceGetComputeInstanceId(instance)
+                uuid = nvml.nvmlDeviceGetUUID(instance)
+                device = Device(gpu.ordinal, gpu.gpu_uuid, uuid, gpu.model, f"MIG-{gpu.gpu_uuid}/{gi}/{ci}")
+                instances.append(ListedGpu(device, instance, handle))
+        return instances or [ListedGpu(gpu, handle, handle, "its MIG mode is on and it has no instance")]
+
+    def examine(self, listed: ListedGpu, index: int, *, is_as_is: bool) -> Gpu | LeftOut:
+        """Return the GPU as it may be leased, or why it cannot be now; `is_as_is` takes it although it is in use."""
+        nvml, device, handle, whole = self._nvml, listed.device, listed.handle, listed.gpu_handle
+        left_out = LeftOut(device.uuid, index, device.model, listed.problem)
+        if listed.problem:
+            return left_out
+        try:
+            model = nvml.nvmlDeviceGetName(handle)
+            is_banned = ask(nvml, nvml.nvmlDeviceGetComputeMode, whole) == nvml.NVML_COMPUTEMODE_PROHIBITED
+            memory = memory_of(nvml, handle)
+            used_bytes = memory[1] if memory and not is_numa_node(nvml, whole) else 0
+            processes, drawn_bytes = compute_processes(nvml, handle), display_bytes(nvml, handle)
+            is_displayed = ask(nvml, nvml.nvmlDeviceGetDisplayActive, whole) == nvml.NVML_FEATURE_ENABLED
+            idle_bytes = DESKTOP_IDLE_BYTES if is_displayed or os.path.exists(WSL_DEVICE) else IDLE_MEMORY_BYTES
+            capability = ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, whole) or (0, 0)
+            fault = self._fault_of(whole)
+        except nvml.NVMLError as error:
+            return LeftOut(device.uuid, index, device.model, _unreadable(error))
+        if is_banned or fault:
+            reason = "its compute mode is Prohibited (nvidia-smi -c 0 resets it)" if is_banned else str(fault)
+            return LeftOut(device.uuid, index, device.model, reason)
+        if not is_as_is and (reason := _why_busy(processes, used_bytes, drawn_bytes + idle_bytes)):
+            return LeftOut(device.uuid, index, device.model, reason, is_busy=True)
+        return Gpu(
+            gpu_id=device.uuid,
+            index=index,
+            model=model,
+            memory_gb=memory[0] / 1e9 if memory else 0.0,
+            capability=capability,
+            is_mig=bool(device.old_mig_name),
+            number=None if device.old_mig_name else device.ordinal,
+            is_as_is=is_as_is,
+            used_bytes=used_bytes,
+            idle_bytes=idle_bytes,
+        )
+
+    def num_links(self, gpus: Sequence[Gpu]) -> dict[frozenset[str], int]:
+        """Return the active NVLinks between each two whole GPUs, by the set of their ids; absent means none known.
+
+        Links that end in an NVSwitch count for no pair: every pair is equally near then, so none is preferred.
+        """
+        nvml = self._nvml
+        handles: dict[str, Any] = {}
+        gpu_ids: dict[bytes, str] = {}
+        for gpu in gpus:
+            with suppress(nvml.NVMLError):
+                if not gpu.is_mig:
+                    handles[gpu.gpu_id] = nvml.nvmlDeviceGetHandleByUUID(gpu.gpu_id)
+                    gpu_ids[nvml.nvmlDeviceGetPciInfo(handles[gpu.gpu_id]).busId.lower()] = gpu.gpu_id
+        num_links: dict[frozenset[str], int] = {}
+        for gpu_id, handle in handles.items():
+            peers: Counter[str] = Counter()
+            for link, is_active in link_states(nvml, handle).items():
+                with suppress(nvml.NVMLError):
+                    if is_active:
+                        peers[gpu_ids.get(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId.lower(), "")] += 1
+            for other, count in peers.items():
+                if other not in ("", gpu_id):
+                    pair = frozenset((gpu_id, other))
+                    num_links[pair] = max(count, num_links.get(pair, 0))  # both ends report each link
+        return num_links
+
+    # ---- meter ----
+
+    def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
+        nvml, found = self._nvml, {}
+        for gpu_id in gpu_ids:
+            with suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByUUID(gpu_id)
+                if not is_numa_node(nvml, self._whole_of(gpu_id, handle)) and (memory := memory_of(nvml, handle)):
+                    found[gpu_id] = memory[1]
+        return found
+
+    def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
+        with suppress(self._nvml.NVMLError):
+            return compute_processes(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(gpu_id))
+        return ()
+
+    def fault(self, gpu_id: str) -> GpuFault | None:
+        nvml = self._nvml
+        try:
+            return self._fault_of(self._whole(gpu_id))
+        except nvml.NVMLError_GpuIsLost:
+            return GpuFault(FaultKind.LOST, gpu_id)
+        except nvml.NVMLError_ResetRequired:
+            return GpuFault(FaultKind.RESET_REQUIRED, gpu_id)
+        except nvml.NVMLError:
+            return None
+
+    def new_xids(self, gpu_id: str) -> tuple[int, ...]:
+        if self._xids is None:
+            self._xids = XidWatch(self._nvml)
+        try:
+            whole = self._nvml.nvmlDeviceGetUUID(self._whole(gpu_id))
+        except self._nvml.NVMLError:  # lost, and so are its instances
+            whole = gpu_id
+        return self._xids.new(gpu_id, whole)
+
+    def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
+        with suppress(self._nvml.NVMLError):
+            listed = _running(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(gpu_id))
+            return {entry.pid: entry.usedGpuMemory for entry in listed}
+        return {}
+
+    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
+        nvml, peaks = self._nvml, {}
+        with suppress(nvml.NVMLError):
+            handle = nvml.nvmlDeviceGetHandleByUUID(gpu_id)
+            if ask(nvml, nvml.nvmlDeviceGetAccountingMode, handle) == nvml.NVML_FEATURE_ENABLED:
+                for pid in pids:
+                    stats = ask(nvml, nvml.nvmlDeviceGetAccountingStats, handle, pid)
+                    if stats is not None and stats.maxMemoryUsage is not None:
+                        peaks[pid] = stats.maxMemoryUsage
+        return peaks
+
+    def _whole(self, gpu_id: str) -> Any:
+        """Return the handle of a GPU, or of that of a MIG instance; raises NVMLError."""
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(gpu_id)
+        except nvml.NVMLError_GpuIsLost:  # NVML may answer so although another GPU is the lost one
+            for number in range(nvml.nvmlDeviceGetCount()):
+                with suppress(nvml.NVMLError):
+                    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+                    if nvml.nvmlDeviceGetUUID(handle) == gpu_id:
+                        return handle
+            raise
+        return self._whole_of(gpu_id, handle)
+
+    def _whole_of(self, gpu_id: str, handle: Any) -> Any:
+        """Return the handle of the whole GPU; that of the instance where the driver does not say."""
+        nvml = self._nvml
+        is_instance = gpu_id.startswith("MIG-")
+        return (is_instance and ask(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)) or handle
+
+    # ---- health ----
+
+    def _fault_of(self, handle: Any) -> GpuFault | None:
+        """The most severe fault of the memory of a whole GPU; `doctor` and the check before a lease both go by it."""
+        nvml = self._nvml
+        kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        _, _, is_remap_pending, has_remap_failed = ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
+        num_uncorrected = ask(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, *kinds) or 0
+        is_retirement_pending = ask(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) == 1
+        faults = {
+            FaultKind.REMAP_FAILED: has_remap_failed,
+            FaultKind.UNCORRECTED: num_uncorrected,
+            FaultKind.REMAP_PENDING: is_remap_pending,
+            FaultKind.RETIREMENT_PENDING: is_retirement_pending,
+        }
+        kind = next((kind for kind, is_there in faults.items() if is_there), None)
+        return GpuFault(kind, nvml.nvmlDeviceGetUUID(handle), num_uncorrected) if kind else None
+
+    def health(self) -> MachineHealth:
+        """Return the state of the driver and of each GPU."""
+        nvml = self._nvml
+        try:
+            driver = str(ask(nvml, nvml.nvmlSystemGetDriverVersion) or "")
+            version = ask(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+            gpus = tuple(self._health_of(number) for number in range(nvml.nvmlDeviceGetCount()))
+        except nvml.NVMLError as error:
+            return MachineHealth(problem=_no_answer(error))
+        return MachineHealth(driver, (version // 1000, version % 1000 // 10) if version else None, gpus)
+
+    def _health_of(self, number: int) -> GpuHealth:
+        nvml = self._nvml
+        uuid = model = ""
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(number)
+            uuid, model = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+            links = link_states(nvml, handle)
+            reasons = ask(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
+            return GpuHealth(
+                number,
+                uuid,
+                model,
+                capability=ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle) or (0, 0),
+                fault=self._fault_of(handle),
+                slowdowns=tuple(words for name, words in SLOWDOWNS.items() if reasons & getattr(nvml, name)),
+                num_links=len(links),
+                num_active_links=sum(links.values()),
+                fabric_problem=fabric_problem(nvml, handle),
+            )
+        except nvml.NVMLError as error:
+            return GpuHealth(number, uuid, model, problem=_unreadable(error))
+
+
+def _no_answer(error: Exception) -> str:
     return f"the NVIDIA driver does not answer ({str(error).rstrip('.')})"
 
 
-def shut_down(nvml: Any) -> None:
-    """Undo `open_nvml`."""
-    with suppress(nvml.NVMLError):  # a driver that went away meanwhile has nothing left to close
-        nvml.nvmlShutdown()
+def _unreadable(error: Exception) -> str:
+    return f"cannot be read: {' '.join(str(error).split())}"
+
+
+def _why_busy(processes: Sequence[GpuProcess], used_bytes: int, idle_bytes: int) -> str:
+    """What keeps a readable GPU from being leased, or nothing."""
+    if processes:
+        named = ", ".join(map(str, processes[:MAX_NAMED_PROCESSES]))
+        more = f" and {len(processes) - MAX_NAMED_PROCESSES} more" if len(processes) > MAX_NAMED_PROCESSES else ""
+        return f"busy: {used_bytes / 1e9:.1f} GB held by {named}{more}"
+    if used_bytes > idle_bytes:
+        return f"busy: {used_bytes / 1e9:.1f} GB in use, by no process that the driver lists (another container?)"
+    return ""
 
 
 def ask(nvml: Any, call: Any, *args: Any) -> Any:
@@ -71,7 +355,7 @@ def ask(nvml: Any, call: Any, *args: Any) -> Any:
         return None
 
 
-def ask_or_fail(nvml: Any, call: Any, *args: Any) -> Any:
+def _ask_or_fail(nvml: Any, call: Any, *args: Any) -> Any:
     """Return the answer; None if this driver or GPU does not support or permit the question. Raises NVMLError."""
     try:
         return call(*args)
@@ -85,7 +369,7 @@ def memory_of(nvml: Any, handle: Any) -> tuple[int, int] | None:
     if memory is not None:
         # Drivers differ on whether `used` counts the reserve; free and reserved memory they agree on.
         return memory.total, max(0, memory.total - memory.reserved - memory.free)
-    memory = ask_or_fail(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = _ask_or_fail(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     return None if memory is None else (memory.total, memory.used)
 
 
@@ -100,52 +384,28 @@ def is_numa_node(nvml: Any, handle: Any) -> bool:
 
 def compute_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     """Processes with a compute context on a GPU, without the server of MPS, which stays after its clients."""
-    return tuple(
-        GpuProcess(entry.pid, entry.usedGpuMemory, named_command(entry.pid))
-        for entry in _running(nvml, handle)
-        if process_name(entry.pid) != MPS_SERVER
-    )
+    import psutil
 
-
-def memory_by_pid(nvml: Any, handle: Any) -> dict[int, int | None]:
-    """Memory in bytes of each process with a compute context on a GPU; None for those where NVML does not report it."""
-    return {entry.pid: entry.usedGpuMemory for entry in _running(nvml, handle)}
+    found = []
+    for entry in _running(nvml, handle):
+        command = name = ""
+        with suppress(psutil.Error):  # not visible from here
+            process = psutil.Process(entry.pid)
+            name = process.name()
+            command = " ".join(redact_argv(process.cmdline())) or name
+        if len(command) > MAX_COMMAND_CHARS:
+            command = command[: MAX_COMMAND_CHARS - 1] + "…"
+        if name != MPS_SERVER:
+            found.append(GpuProcess(entry.pid, entry.usedGpuMemory, command))
+    return tuple(found)
 
 
 def _running(nvml: Any, handle: Any) -> list[Any]:
     listed = ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if listed is None:
-        listed = ask_or_fail(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle) or []
+        listed = _ask_or_fail(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle) or []
     clients = ask(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or []
     return list({entry.pid: entry for entry in (*listed, *clients)}.values())
-
-
-def accounted_peaks(nvml: Any, handle: Any, pids: Iterable[int]) -> dict[int, int]:
-    """Most memory in bytes that each process has held on a GPU, by pid; empty where accounting mode is off.
-
-    NVML keeps account of a process after its end too, until newer ones fill its buffer.
-    """
-    if ask(nvml, nvml.nvmlDeviceGetAccountingMode, handle) != nvml.NVML_FEATURE_ENABLED:
-        return {}
-    peaks = {}
-    for pid in pids:
-        with suppress(nvml.NVMLError_NotFound):
-            stats = ask(nvml, nvml.nvmlDeviceGetAccountingStats, handle, pid)
-            if stats is not None and stats.maxMemoryUsage is not None:
-                peaks[pid] = stats.maxMemoryUsage
-    return peaks
-
-
-def memory_errors(nvml: Any, handle: Any) -> MemoryErrors:
-    """Return the errors of the memory of a whole GPU: three questions, which the driver answers from its counters."""
-    kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-    _, _, is_pending, has_failed = ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
-    return MemoryErrors(
-        num_uncorrected=ask(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, *kinds) or 0,
-        has_remap_failed=bool(has_failed),
-        is_remap_pending=bool(is_pending),
-        is_retirement_pending=ask(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) == 1,
-    )
 
 
 def display_bytes(nvml: Any, handle: Any) -> int:
@@ -154,20 +414,14 @@ def display_bytes(nvml: Any, handle: Any) -> int:
     return sum(entry.usedGpuMemory or 0 for entry in listed)
 
 
-_FABRIC_TROUBLE = {1: "it has not been started", 2: "it is still coming up"}
-"""By NVML_GPU_FABRIC_STATE_*; 0 is a GPU without NVSwitches, 3 one that has joined."""
-
-
 def fabric_problem(nvml: Any, handle: Any) -> str:
     """Return why a GPU has not joined the fabric of its NVSwitches; empty where it has, and where there is none."""
     info = nvml.c_nvmlGpuFabricInfoV_t()
     if ask(nvml, nvml.nvmlDeviceGetGpuFabricInfoV, handle, ctypes.byref(info)) is None:
         return ""
-    if info.state in _FABRIC_TROUBLE:
-        return _FABRIC_TROUBLE[info.state]
     if info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status:
         return f"joining it has failed with status {info.status}"
-    return ""
+    return FABRIC_TROUBLE.get(info.state, "")
 
 
 def link_states(nvml: Any, handle: Any) -> dict[int, bool]:
@@ -179,11 +433,41 @@ def link_states(nvml: Any, handle: Any) -> dict[int, bool]:
     return states
 
 
-def linked_bus_ids(nvml: Any, handle: Any) -> list[bytes]:
-    """PCI bus ids of what a GPU's active links end in, one per link."""
-    peers: list[bytes] = []
-    for link, is_active in link_states(nvml, handle).items():
+class XidWatch:
+    """The Xids of every GPU since it was made; empty where the driver does not report them (WSL, some containers).
+
+    NVML queues them from the moment at which a GPU is registered, so they are asked for when there is time.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._lock = threading.Lock()
+        self._uuids: dict[int, str] = {}
+        """By the address that stands for a handle: a lost GPU no longer says its UUID."""
+        self._seen: dict[str, list[int]] = {}
+        self._num_reported: dict[str, int] = {}
+        self._events: Any = None
         with suppress(nvml.NVMLError):
-            if is_active:
-                peers.append(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId.lower())
-    return peers
+            events = nvml.nvmlEventSetCreate()
+            for number in range(nvml.nvmlDeviceGetCount()):
+                with suppress(nvml.NVMLError):
+                    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+                    self._uuids[_address(handle)] = nvml.nvmlDeviceGetUUID(handle)
+                    nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+                    self._events = events
+
+    def new(self, gpu_id: str, whole: str) -> tuple[int, ...]:
+        """Return the new ones of `gpu_id`: those of the GPU `whole`, which is itself or has it as a part."""
+        with self._lock:
+            with suppress(self._nvml.NVMLError):  # the last question times out
+                for _ in range(MAX_XIDS if self._events is not None else 0):
+                    event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+                    self._seen.setdefault(self._uuids.get(_address(event.device), ""), []).append(event.eventData)
+            seen = self._seen.get(whole, [])
+            begin = self._num_reported.get(gpu_id, 0)
+            self._num_reported[gpu_id] = len(seen)
+            return tuple(seen[begin:])
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -1,7 +1,6 @@
 """Inherited state of a process of rlharness, read once by the command line and passed down."""
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -38,11 +37,6 @@ def wants_colour(choice: str, invocation: Invocation) -> bool:
     if invocation.environ.get("NO_COLOR"):
         return False
     return bool(invocation.environ.get("FORCE_COLOR")) or invocation.is_terminal
-
-
-def terminal_columns() -> int:
-    """Columns of the terminal, 80 where there is none."""
-    return shutil.get_terminal_size((80, 24)).columns
 
 
 def shadowing(cwd: Path) -> str:

@@ -82,19 +82,6 @@ def make_kept_directory(root: Path, kind: str, own_id: str, *, alternative: str 
     return of_kind / own_id
 
 
-def earlier_directories(directory: Path) -> list[Path]:
-    """The directories that rlharness made beside `directory` before it, latest first; none where none can be listed."""
-    try:
-        parent_fd = os.open(directory.parent, _DIRECTORY)
-    except OSError:
-        return []
-    try:
-        names = [name for name in os.listdir(parent_fd) if name < directory.name and _is_ours(name, parent_fd)]
-    finally:
-        os.close(parent_fd)
-    return [directory.parent / name for name in sorted(names, reverse=True)]
-
-
 @contextmanager
 def _opened(path: Path, parent_fd: int | None, alternative: str) -> Iterator[int]:
     """A directory, made for this user alone where it is missing; `parent_fd` is the one that holds it, where open."""

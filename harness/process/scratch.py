@@ -132,8 +132,8 @@ def make_scratch_root(environ: Mapping[str, str], fallbacks: Sequence[str] = FAL
     """
     mounts = read_mounts()
     given = environ.get("TMPDIR", "")
-    candidates = [_survey(given.rstrip("/") or "/", mounts, from_tmpdir=True)] if given else []
-    candidates += [_survey(path, mounts) for path in fallbacks]
+    candidates = [survey(given.rstrip("/") or "/", mounts, from_tmpdir=True)] if given else []
+    candidates += [survey(path, mounts) for path in fallbacks]
     scratch = choose(candidates)
     root = tempfile.mkdtemp(prefix=_ROOT_PREFIX, dir=scratch.parent)
     try:
@@ -215,16 +215,28 @@ def remove_tree(path: str, *, dir_fd: int | None = None) -> str:
     return f"{shown} was not removed completely: {', '.join(sorted(mounted))} is mounted in it" if mounted else ""
 
 
-def _survey(path: str, mounts: Sequence[Mount], *, from_tmpdir: bool = False) -> Candidate:
+def survey(path: str, mounts: Sequence[Mount], *, from_tmpdir: bool = False) -> Candidate:
+    """Return what can be seen of a directory without writing to it."""
     is_writable = os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
     shortage = shortage_at(path) if is_writable else ""
     return Candidate(path, is_writable, fs_type_of(os.path.realpath(path), mounts), from_tmpdir, shortage)
 
 
+def require_proc() -> None:
+    """Raise UsageError where /proc cannot be read: nothing could find the processes that a child has left."""
+    if not os.access("/proc/self/mounts", os.R_OK):
+        raise UsageError(
+            "/proc is not mounted, or cannot be read: rlharness finds and ends processes by it",
+            legal="Linux with /proc",
+            remedy="mount -t proc proc /proc; of a container or sandbox: let it have its own /proc",
+        )
+
+
 def read_mounts() -> list[Mount]:
-    """Every mounted file system, pseudo ones too."""
+    """Every mounted file system, pseudo ones too; UsageError without /proc."""
     import psutil
 
+    require_proc()
     return [Mount(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
 
 

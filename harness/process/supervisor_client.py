@@ -27,6 +27,7 @@ from harness.bits.errors import ExhaustedError, HarnessError
 from harness.bits.files import open_for_writing
 from harness.process.exhaustion import exhaustion_of
 from harness.process.leaders_ahead import LeadersAhead, Parent, Waiting
+from harness.process.scratch import require_proc
 from harness.process.supervisor import process_tree, rescue, syscalls
 from harness.process.supervisor.containment import BACKENDS, cgroup_home
 from harness.process.supervisor.fork_server import ForkServer, start_python
@@ -368,6 +369,7 @@ def probe_backends(wanted: str = "auto") -> ContainmentBackends:
 
     Raises HarnessError when the wanted tier, or every tier, is refused; ExhaustedError for lack of processes or memory.
     """
+    require_proc()
     pipe = subprocess.PIPE
     with start_python("--probe", stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
         out, complaint = process.communicate(timeout=PROBE_S)

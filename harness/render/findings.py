@@ -3,14 +3,13 @@
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
+from harness.bits.findings import Severity
 from harness.bits.redaction import redact_text
 from harness.bits.text import count, one_line
-from harness.machine.findings import Finding, Severity
+from harness.machine.findings import MachineFinding
 from harness.render.console import painted
-from harness.render.serialise import serialised
 
 VERSION = 1
 TONES = {Severity.BROKEN: "1;31", Severity.WARNING: "33", Severity.FINE: "32"}
@@ -21,30 +20,30 @@ MAX_CHARS = 1000
 
 
 def findings_text(
-    findings: Sequence[Finding], *, took_s: float, colour: bool, fix_command: str = "rlharness doctor --fix"
+    findings: Sequence[MachineFinding], *, took_s: float, colour: bool, fix_command: str = "rlharness doctor --fix"
 ) -> str:
     """Every finding, in the order given, then how many there are of each kind.
 
     `fix_command` prints the fixes; empty if it should not be suggested.
     """
     width = min(MAX_CHECK_WIDTH, max((len(one_line(finding.check)) for finding in findings), default=0))
-    lines = [line for finding in findings for line in _lines(_redacted(finding), width, colour)]
+    lines = [line for finding in findings for line in _lines(finding, width, colour)]
     is_fixable = fix_command and fix_lines(each for each in findings if each.severity is not Severity.FINE)
     hint = [f'to fix the variables:  eval "$({fix_command})"'] if is_fixable else []
     return "\n".join([*lines, "", *_closing(findings, took_s, colour), *hint])
 
 
-def findings_json(findings: Iterable[Finding], *, exit_code: int, took_s: float) -> dict[str, Any]:
+def findings_json(findings: Iterable[MachineFinding], *, exit_code: int, took_s: float) -> dict[str, Any]:
     """The findings in the order given; plain values only."""
     return {
         "version": VERSION,
         "exit_code": exit_code,
         "took_s": round(took_s, 3),
-        "findings": [{**serialised(finding), "exports": dict(finding.exports)} for finding in map(_redacted, findings)],
+        "findings": [_parts(finding) for finding in findings],
     }
 
 
-def fix_lines(findings: Iterable[Finding]) -> list[str]:
+def fix_lines(findings: Iterable[MachineFinding]) -> list[str]:
     """Lines for a POSIX shell, fit for eval, that set and unset what the findings ask for.
 
     Each variable once: the first finding that names it decides, and what is set anew is not unset.
@@ -52,7 +51,7 @@ def fix_lines(findings: Iterable[Finding]) -> list[str]:
     told = list(findings)
     exports: dict[str, str] = {}
     for finding in told:
-        for name, value in finding.exports:
+        for name, value in finding.exports.items():
             exports.setdefault(name, value)
     unsets = dict.fromkeys(name for finding in told for name in finding.unsets if name not in exports)
     return [f"unset {name}" for name in unsets] + [
@@ -60,26 +59,34 @@ def fix_lines(findings: Iterable[Finding]) -> list[str]:
     ]
 
 
-def _redacted(finding: Finding) -> Finding:
-    measured, breaks, remedy = map(redact_text, (finding.measured, finding.breaks, finding.remedy))
-    return replace(
-        finding, measured=measured, breaks=breaks, remedy=remedy, details=tuple(map(redact_text, finding.details))
-    )
+def _parts(finding: MachineFinding) -> dict[str, Any]:
+    """The finding as it is shown, without secrets; plain values only."""
+    return {
+        "code": finding.code.value,
+        "check": finding.check,
+        "severity": finding.severity.value,
+        "measured": redact_text(finding.measured),
+        "breaks": redact_text(finding.breaks),
+        "remedy": redact_text(finding.remedy),
+        "exports": finding.exports,
+        "unsets": list(finding.unsets),
+        "details": list(map(redact_text, finding.details)),
+    }
 
 
-def _lines(finding: Finding, width: int, colour: bool) -> Iterator[str]:
+def _lines(finding: MachineFinding, width: int, colour: bool) -> Iterator[str]:
+    parts = _parts(finding)
     label = painted(f"{LABELS[finding.severity]:<{LABEL_WIDTH}}", TONES[finding.severity], colour)
-    yield f"{label}  {one_line(finding.check):<{width}}  {one_line(finding.measured, MAX_CHARS)}"
+    yield f"{label}  {one_line(finding.check):<{width}}  {one_line(parts['measured'], MAX_CHARS)}"
     indent = " " * (LABEL_WIDTH + 4)
-    if finding.breaks:
-        yield f"{indent}breaks: {one_line(finding.breaks, MAX_CHARS)}"
-    if finding.remedy:
-        yield f"{indent}remedy: {one_line(finding.remedy, MAX_CHARS)}"
-    for detail in finding.details:
+    for name in ("breaks", "remedy"):
+        if parts[name]:
+            yield f"{indent}{name}: {one_line(parts[name], MAX_CHARS)}"
+    for detail in parts["details"]:
         yield f"{indent}| {one_line(detail, MAX_CHARS)}"
 
 
-def _closing(findings: Sequence[Finding], took_s: float, colour: bool) -> Iterator[str]:
+def _closing(findings: Sequence[MachineFinding], took_s: float, colour: bool) -> Iterator[str]:
     num = Counter(finding.severity for finding in findings)
     broken = dict.fromkeys(one_line(finding.check) for finding in findings if finding.severity is Severity.BROKEN)
     texts = {

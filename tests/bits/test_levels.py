@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
 from harness.bits.levels import DETERMINISTIC, INVARIANT, MOVE_BITS, OFF, SETTINGS, level_variables
-from harness.doctor.bit_variables import LOWERED, WORKSPACES
+from harness.doctor.environment import LOWERED
 from harness.trace.fingerprint import perturbation
 from harness.trace.manifest import LEVELS
 from tests.support.manual import section
@@ -18,7 +18,7 @@ LEGAL = {
     "PYTHONHASHSEED": ("0", "42"),
     "MKL_DYNAMIC": ("false", "0"),
     "MKL_CBWR": ("AVX2", "COMPATIBLE", "AVX512,STRICT"),
-    "CUBLAS_WORKSPACE_CONFIG": WORKSPACES,
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
     "NCCL_ALGO": ("Tree", "ring", "allreduce:tree"),
     "NCCL_PROTO": ("LL128",),
     "HCCL_DETERMINISTIC": ("strict",),

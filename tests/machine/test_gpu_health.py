@@ -3,7 +3,7 @@
 import pytest
 
 from harness.machine.gpu_health import FaultKind, GpuFault
-from harness.machine.gpus import read_gpu_health
+from harness.machine.gpus import read_machine
 from tests.support.nvml_stub.build import Instance, StubGpu, machine_of
 from tests.support.nvml_stub.driver import Driver
 
@@ -116,7 +116,7 @@ def test_a_gpu_without_error_counters_has_no_fault(driver: Driver, code: int) ->
 
 
 def test_no_driver_is_no_error() -> None:
-    health = read_gpu_health()
+    health, _ = read_machine({})
     assert health.has_driver or health.problem
 
 

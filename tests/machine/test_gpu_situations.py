@@ -92,8 +92,8 @@ def test_a_gpu_with_an_active_display_may_hold_what_no_process_is_charged_for(dr
 
 WSL = """
 import sys
-from harness.machine import gpus, nvidia
-nvidia.WSL_DEVICE = sys.executable
+from harness.machine import gpus, nvml
+nvml.WSL_DEVICE = sys.executable
 print([gpu.gpu_id for gpu in gpus.read_inventory("auto", {}).gpus])
 """
 
@@ -216,8 +216,8 @@ def test_a_run_within_a_lease_has_its_gpu_though_another_user_holds_the_name(dri
 
 XIDS = """
 import sys
-from harness.machine.gpus import DriverMeter
-meter = DriverMeter()
+from harness.machine.nvml import NvidiaDriver
+meter = NvidiaDriver()
 print(meter.new_xids("GPU-a"), meter.new_xids("MIG-x"), meter.new_xids("MIG-y"))
 with open(sys.argv[1], "a") as file:
     file.write("xid 1 79\\nxid 0 31\\nxid 1 43\\n")

@@ -1,6 +1,9 @@
 """Findings as text against goldens, as JSON, and as lines that a real shell evaluates."""
 
+import asyncio
 import json
+import os
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -9,111 +12,100 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.doctor import containers, directories, environment, gpus, packages, rank_variables
-from harness.doctor.bit_variables import check_bit_variables, check_hash_seed
-from harness.doctor.cgroup_limits import GroupLimits
-from harness.doctor.directories import Directory, Limit, Trial
-from harness.doctor.examination import in_order
-from harness.doctor.host import Answer
+from harness.bits.findings import Severity
+from harness.doctor import gpus, packages, resources
+from harness.doctor.checks import Check, examine
+from harness.doctor.children import Answer, Host
+from harness.doctor.environment import check_bits, check_ranks, check_ray
 from harness.doctor.packages import Installed
-from harness.machine.findings import Finding, Severity
+from harness.doctor.resources import GroupLimits
+from harness.machine.findings import MachineFinding
 from harness.machine.gpu_health import GpuHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory
+from harness.machine.network.preflight import NetworkCode
 from harness.render.findings import findings_json, findings_text, fix_lines
-from tests.support.finding_checks import sound
+from tests.support.finding_checks import as_findings, ask_none, sound
 from tests.support.manual import goldens
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 GB = 10**9
 INF = float("inf")
-QUICK = Trial({"create": 0.0002, "flock": 0.0003, "lockf": 0.0002, "mmap": 0.0009, "socket": 0.0001}, {})
 H200 = "NVIDIA H200"
-NETWORK = Finding(
-    "network", Severity.FINE, "this host reaches itself on lo, eth0; picked: NCCL eth0 10.0.0.5, Gloo lo 127.0.0.1"
-)
 
 
-def healthy() -> tuple[Finding, ...]:
-    """Every room, on a machine of two GPUs with nothing wrong."""
+def trial(fs_type: str) -> Answer:
+    """A quick directory of 81 GB."""
+    survey = {"fs_type": fs_type, "free_bytes": 81 * GB, "better": "/var/tmp"}
+    return Answer("\n".join(map(json.dumps, (survey, {"step": "lock", "took_s": 0.0003}))))
+
+
+def of_environment(**environ: str) -> list[MachineFinding]:
+    host = Host({"TMPDIR": "/nowhere", **environ}, ask_none)
+    return [each for check in (check_ray, check_ranks, check_bits) for each in check(host)]
+
+
+def healthy() -> list[MachineFinding]:
+    """Every check, on a machine of two GPUs with nothing wrong."""
     both = [GpuHealth(n, f"GPU-{n}", H200, (9, 0), num_links=18, num_active_links=18) for n in range(2)]
     health = MachineHealth("570.86.15", (12, 8), tuple(both))
     inventory = Inventory(tuple(Gpu(f"GPU-{n}", n, H200, 141.0, (9, 0)) for n in range(2)))
-    torch = gpus.Torch("2.11.0+cu128", "12.8", is_available=True, archs=("sm_90",))
-    limits = {"nofile": Limit(1024, 1_048_576), "nproc": Limit(515_000, 515_000), "memlock": Limit(INF, INF)}
-    return (
-        *gpus.check_driver(health, has_device_file=True),
-        *gpus.check_gpus(health, inventory),
-        *gpus.check_links(both),
-        *gpus.check_torch(torch, health, num_usable=2),
-        NETWORK,
-        directories.check_tmpdir(
-            Directory("/tmp", True, "ext4", 81 * GB, 100 * GB), QUICK, is_set=False, better="/var/tmp"
-        ),
-        directories.check_socket_paths({}),
-        directories.check_shared_memory(Directory("/dev/shm", True, "tmpfs", 63 * GB, 64 * GB)),
-        *directories.check_resource_limits(
-            limits | {"as": Limit(INF, INF), "fsize": Limit(INF, INF)}, has_rdma=True, is_root=False
-        ),
-        containers.check_containment("pidns", {"cgroup": "no cgroup v2 hierarchy is mounted"}, in_container=False),
-        *containers.check_group_limits(GroupLimits(), memory_bytes=128 * GB, num_cores=16, environ={}),
-        environment.check_ray_variables({}),
-        rank_variables.check_ranks({}),
-        check_hash_seed({"PYTHONHASHSEED": "0"}),
-        *check_bit_variables({"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "8"}),
-        *packages.check_versions([Installed("torch", "2.11.0+cu128"), Installed("transformers", "5.17.0")]),
-        packages.check_pip(Answer("No broken requirements found.\n")),
-    )
+    torch = Answer(json.dumps({"version": "2.11.0+cu128", "cuda": "12.8", "is_available": True, "archs": ["sm_90"]}))
+    limits = {"nofile": (1024, 1_048_576), "nproc": (515_000, 515_000), **dict.fromkeys(("memlock", "as"), (INF, INF))}
+    contained = Host({}, ask_none, "pidns", {"cgroup": "no cgroup v2 hierarchy is mounted"})
+    return [
+        gpus.classify_driver(health, has_device_file=True),
+        *gpus.classify_gpus(health, inventory),
+        *gpus.classify_links(both),
+        gpus.classify_torch(torch, health, 2),
+        NetworkCode.REACHED(answering="lo, eth0", chosen="NCCL eth0 10.0.0.5, Gloo lo 127.0.0.1"),
+        resources.classify_tmpdir("", trial("ext4")),
+        resources.classify_shared_memory(64 * GB, 63 * GB),
+        *resources.classify_ulimits(limits | {"fsize": (INF, INF)}, has_rdma=True, is_root=False),
+        *resources.check_containment(contained),
+        *resources.classify_group_limits(GroupLimits(), 128 * GB, 16, {}),
+        *of_environment(OMP_NUM_THREADS="8", PYTHONHASHSEED="0"),
+        *packages.classify_versions([Installed("torch", "2.11.0+cu128"), Installed("transformers", "5.17.0")]),
+    ]
 
 
-def container() -> tuple[Finding, ...]:
-    """Every room, in a container of another machine: no network, no GPUs, Docker's own sizes."""
-    network = Finding("network", Severity.FINE, "this host reaches itself on lo; picked: NCCL lo, Gloo lo, Ray lo")
-    limits = {"nofile": Limit(1_048_576, 1_048_576), "nproc": Limit(INF, INF), "memlock": Limit(INF, INF)}
+def container(monkeypatch: pytest.MonkeyPatch) -> list[MachineFinding]:
+    """Every check, in a container of another machine: no network, no GPUs, Docker's own sizes."""
+    monkeypatch.setattr(os.path, "exists", lambda path: path == "/.dockerenv")
+    limits = {"nofile": (1_048_576, 1_048_576), **dict.fromkeys(("nproc", "memlock", "as", "fsize"), (INF, INF))}
     refused = {"cgroup": "Read-only file system", "pidns": "Operation not permitted"}
-    group = GroupLimits(memory_bytes=8 * GB, used_memory_bytes=GB, num_cpus=2.0)
     health = MachineHealth(problem="no NVIDIA driver here", has_driver=False)
-    tmpdir = Directory("/tmp", True, "overlay", 81 * GB, 100 * GB)
-    return (
-        *gpus.check_driver(health, has_device_file=False),
-        *gpus.check_torch(gpus.Torch("2.13.0+cpu"), health, num_usable=0),
-        network,
-        directories.check_tmpdir(tmpdir, QUICK, is_set=False, better="/var/tmp"),
-        directories.check_socket_paths({}),
-        directories.check_shared_memory(Directory("/dev/shm", True, "tmpfs", 64 << 20, 64 << 20)),
-        *directories.check_resource_limits(
-            limits | {"as": Limit(INF, INF), "fsize": Limit(INF, INF)}, has_rdma=False, is_root=True
-        ),
-        containers.check_containment("subreaper", refused, in_container=True),
-        *containers.check_group_limits(group, memory_bytes=128 * GB, num_cores=16, environ={}),
-        environment.check_ray_variables({}),
-        rank_variables.check_ranks({}),
-        check_hash_seed({}),
-        *check_bit_variables({}),
-        *packages.check_versions([Installed("torch", "2.13.0+cpu"), Installed("ray", "2.60.0")]),
-        packages.check_pip(Answer("No broken requirements found.\n")),
-    )
+    return [
+        gpus.classify_driver(health, has_device_file=False),
+        gpus.classify_torch(Answer('{"version": "2.13.0+cpu", "cuda": null}'), health, 0),
+        NetworkCode.REACHED(answering="lo", chosen="NCCL lo, Gloo lo, Ray lo"),
+        resources.classify_tmpdir("", trial("overlay")),
+        resources.classify_shared_memory(64 << 20, 64 << 20),
+        *resources.classify_ulimits(limits, has_rdma=False, is_root=True),
+        *resources.check_containment(Host({}, ask_none, "subreaper", refused)),
+        *resources.classify_group_limits(GroupLimits(8 * GB, GB, 2.0), 128 * GB, 16, {}),
+        *of_environment(),
+        *packages.classify_versions([Installed("torch", "2.13.0+cpu"), Installed("ray", "2.60.0")]),
+    ]
 
 
-@pytest.mark.parametrize(
-    ("name", "findings", "colour"),
-    [
-        ("doctor.txt", healthy(), False),
-        ("doctor_container.txt", container(), False),
-        ("doctor_colour.txt", container()[5:9], True),
-    ],
-)
-def test_the_text_is_the_golden(
-    golden: Callable[[str, str], None], name: str, findings: tuple[Finding, ...], colour: bool
-) -> None:
-    golden(name, findings_text(in_order(findings), took_s=0.83, colour=colour) + "\n")
+def in_order(findings: list[MachineFinding]) -> tuple[MachineFinding, ...]:
+    """As the doctor shows them."""
+    return asyncio.run(examine(Host({}, ask_none), [Check("all", lambda host: findings, 5.0)]))
 
 
-def test_a_healthy_machine_raises_no_alarm() -> None:
-    assert {finding.severity for finding in healthy()} == {Severity.FINE}
+def test_the_text_is_the_golden(golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    golden("doctor.txt", findings_text(in_order(healthy()), took_s=0.83, colour=False) + "\n")
+    found = container(monkeypatch)
+    golden("doctor_container.txt", findings_text(in_order(found), took_s=0.83, colour=False) + "\n")
+    golden("doctor_colour.txt", findings_text(in_order(found[4:8]), took_s=0.83, colour=True) + "\n")
+
+
+def test_a_healthy_machine_raises_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {finding.severity for finding in sound(healthy())} == {Severity.FINE}
     assert fix_lines(healthy()) == []
-    assert sound(healthy())
-    assert len({finding.check for finding in sound(container())}) == len(container())
+    found = sound(container(monkeypatch))
+    assert len({finding.check for finding in found}) == len(found)
 
 
 def test_the_manual_shows_the_goldens() -> None:
@@ -122,7 +114,10 @@ def test_the_manual_shows_the_goldens() -> None:
 
 
 def test_json_holds_all_of_it() -> None:
-    waits = environment.classify_address("RAY_ADDRESS", "10.0.0.9:6379", "no answer within 1 s")
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        waits = of_environment(RAY_ADDRESS=address)[0]
     value = json.loads(json.dumps(findings_json([waits], exit_code=1, took_s=0.83456)))
     assert value == {
         "version": 1,
@@ -130,9 +125,10 @@ def test_json_holds_all_of_it() -> None:
         "took_s": 0.835,
         "findings": [
             {
+                "code": "ray_dead",
                 "check": "RAY_ADDRESS",
                 "severity": "broken",
-                "measured": "RAY_ADDRESS=10.0.0.9:6379: no answer within 1 s",
+                "measured": f"RAY_ADDRESS={address}: connection refused",
                 "breaks": "ray.init waits there for over two minutes, then fails",
                 "remedy": "unset RAY_ADDRESS",
                 "exports": {},
@@ -144,8 +140,9 @@ def test_json_holds_all_of_it() -> None:
 
 
 def test_details_are_shown_below_and_foreign_text_is_made_safe() -> None:
-    finding = Finding("NC\x1bCL", Severity.BROKEN, "a\nb", "c", "d", details=("NCCL INFO \x1b[31m Bootstrap", "x"))
-    lines = findings_text([finding], took_s=1, colour=False).splitlines()
+    printed = {"check": "NC\x1bCL", "severity": "broken", "measured": "a\nb", "breaks": "c", "remedy": "d"}
+    found = as_findings([printed | {"details": ["NCCL INFO \x1b[31m Bootstrap", "x"]}])
+    lines = findings_text(found, took_s=1, colour=False).splitlines()
     assert lines[:5] == [
         "BROKEN   NC\\x1bCL  a b",
         "           breaks: c",
@@ -159,11 +156,14 @@ def test_details_are_shown_below_and_foreign_text_is_made_safe() -> None:
 
 
 def test_what_mends_is_set_once_and_what_is_set_is_not_unset() -> None:
-    findings = [
-        Finding("a", Severity.BROKEN, "m", "b", "r", (("X", "1"),), ("Y",)),
-        Finding("b", Severity.WARNING, "m", "b", "r", (("X", "2"), ("Z", "a b")), ("X", "Y")),
-        Finding("c", Severity.FINE, "every pair of hosts can talk", "", "", (("W", "eth0"),)),
-    ]
+    text = {"check": "a", "measured": "m", "breaks": "b", "remedy": "r"}
+    findings = as_findings(
+        [
+            {**text, "severity": "broken", "exports": {"X": "1"}, "unsets": ["Y"]},
+            {**text, "severity": "warning", "exports": {"X": "2", "Z": "a b"}, "unsets": ["X", "Y"]},
+            {**text, "severity": "fine", "exports": {"W": "eth0"}},
+        ]
+    )
     assert fix_lines(findings) == ["unset Y", "export X=1", "export Z='a b'", "export W=eth0"]
     hint = 'to fix the variables:  eval "$(rlharness doctor --fix)"'
     assert findings_text(findings, took_s=1, colour=False).endswith(hint)
@@ -176,7 +176,8 @@ VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_si
 @given(st.dictionaries(st.sampled_from("ABC"), VALUES), st.sets(st.sampled_from("ABCD")))
 @settings(max_examples=25)
 def test_a_shell_takes_the_lines_for_what_they_say(exports: dict[str, str], unsets: set[str]) -> None:
-    finding = Finding("a", Severity.BROKEN, "m", "b", "r", tuple(exports.items()), tuple(sorted(unsets)))
+    values = {"check": "a", "severity": "broken", "measured": "m", "breaks": "b", "remedy": "r", "exports": exports}
+    (finding,) = as_findings([{**values, "unsets": sorted(unsets)}])
     script = 'eval "$1"; env -0'
     lines = "\n".join(fix_lines([finding]))
     env = dict.fromkeys("ABCD", "old") | {"PATH": "/usr/bin:/bin"}

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.bits.errors import TraceError, UsageError
-from harness.doctor.directories import read_trial
-from harness.doctor.gpus import read_torch
-from harness.doctor.host import Answer
-from harness.doctor.numerics import check_numerics
+from harness.doctor.children import Answer
+from harness.doctor.gpus import classify_torch
+from harness.doctor.numerics import classify_numerics
+from harness.doctor.resources import classify_tmpdir
 from harness.lab.experiment.recording_result import read_reports
+from harness.machine.gpu_health import MachineHealth
 from harness.machine.network.interfaces import read_nccl_settings
 from harness.process.program_output import output_tail
 from harness.recording.conditions import Stop, read_stop
@@ -55,9 +56,17 @@ def _readers_of_children() -> list[Reader]:
         return lambda text: read(Answer(text))
 
     return [
-        Reader("locks", (json_lines({"step": "create", "took_s": 0.1, "error": "x"}),), of_text(of(read_trial))),
-        Reader("facts of torch", (json_lines(*torch),), of_text(of(read_torch))),
-        Reader("numerics", (json_lines(survey),), of_text(of(check_numerics))),
+        Reader(
+            "locks",
+            (json_lines({"step": "create", "took_s": 0.1, "error": "x"}),),
+            of_text(of(lambda answer: classify_tmpdir("/tmp", answer))),
+        ),
+        Reader(
+            "facts of torch",
+            (json_lines(*torch),),
+            of_text(of(lambda answer: classify_torch(answer, MachineHealth(), 1))),
+        ),
+        Reader("numerics", (json_lines(survey),), of_text(of(classify_numerics))),
     ]
 
 

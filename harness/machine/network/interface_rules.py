@@ -15,7 +15,7 @@ The rules, as read in the libraries' sources (2026-11):
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from harness.machine.network.interfaces import Address, HostNetwork, Interface, is_loopback, is_numeric
@@ -51,16 +51,6 @@ class Pick:
 def make_rules(network: HostNetwork, settings: Mapping[str, str]) -> tuple[Pick, Pick, Pick]:
     """Return the choices of NCCL, Gloo and Ray on `network` under `settings` (the environment, over NCCL's files)."""
     return nccl_pick(network, settings), gloo_pick(network, settings), ray_pick(network, settings)
-
-
-def in_words(names: Sequence[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def export_line(variables: Iterable[tuple[str, str]]) -> str:
-    """The line of a shell that sets `variables`."""
-    return "export " + " ".join(f"{name}={value}" for name, value in variables)
 
 
 def is_set(variable: str, settings: Mapping[str, str]) -> bool:

@@ -1,13 +1,15 @@
-"""The machine's network as it is: the only reader of its state. What is made of it is decided elsewhere, on plain data.
+"""The machine's network as it is: interfaces, names, routes, NCCL's files, and which own addresses can be reached.
 
-Nothing is sent: a route is asked for by connecting a UDP socket, which sends no packet.
+A route is asked for by connecting a UDP socket, which sends no packet. The kernel completes a connection to an own
+address without this process's help, so that a busy machine is not taken for a broken one.
 """
 
+import asyncio
 import ipaddress
 import os
 import pwd
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +24,8 @@ OUTSIDE = ((socket.AF_INET, "8.8.8.8"), (socket.AF_INET6, "2001:4860:4860::8888"
 """The addresses whose route Ray asks for, in its order (src/ray/util/network_util.cc)."""
 
 MAX_CONF_BYTES = 1 << 20
+AT_ONCE = 256
+"""Addresses that are tried at a time, each with two sockets: below the usual limit of 1024 open files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +103,11 @@ def read_interfaces() -> tuple[Interface, ...]:
     stats = psutil.net_if_stats()
     found = []
     for name, entries in psutil.net_if_addrs().items():
-        addresses = [_address(entry.address, entry.netmask, entry.family) for entry in entries if _is_ip(entry.family)]
+        ip = [entry for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
+        addresses = tuple(_address(entry.address, entry.netmask, entry.family) for entry in ip)
         flags = stats[name].flags.split(",") if name in stats else []
-        found.append(
-            Interface(
-                name=name,
-                addresses=tuple(addresses),
-                is_up=name in stats and stats[name].isup,
-                is_loopback="loopback" in flags,
-            )
-        )
+        found.append(Interface(name, addresses, name in stats and stats[name].isup, "loopback" in flags))
     return tuple(found)
-
-
-def _is_ip(family: int) -> bool:
-    return family in (socket.AF_INET, socket.AF_INET6)
 
 
 def _address(text: str, netmask: str | None, family: int) -> Address:
@@ -146,25 +140,6 @@ def _resolve(name: str) -> tuple[str, ...]:
     except (OSError, UnicodeError):  # unknown, or no name at all
         return ()
     return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
-
-
-async def is_name_asked_in_vain(host: str, *, limit_s: float) -> bool:
-    """Whether the resolver is silent for `limit_s` seconds when asked for the name of `host`'s address.
-
-    It is asked for the address as IPv6 writes it, as torch's store asks for its clients': 127.0.0.1 in /etc/hosts is no
-    answer to that.
-    """
-
-    def ask() -> None:
-        with suppress(OSError, UnicodeError):  # unknown is an answer too
-            *_, address = socket.getaddrinfo(host, 1, socket.AF_INET6, socket.SOCK_STREAM, flags=socket.AI_V4MAPPED)[0]
-            socket.getnameinfo(address, 0)
-
-    try:
-        await in_daemon_thread(ask, limit_s=limit_s)
-    except TimeoutError:
-        return True
-    return False
 
 
 def _source_address(family: socket.AddressFamily, outside: str) -> str:
@@ -203,3 +178,58 @@ def _users_nccl_conf() -> str:
     except KeyError:  # a container's user without an entry
         return ""
     return os.path.join(home, ".nccl.conf")
+
+
+# ----------------------------------------------------------------------------------------------------------- reach
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Result of one connection to an own address."""
+
+    problem: str = ""
+    """Why there was none; empty where there was one."""
+    is_ready: bool = True
+    """Whether the address could be bound at all; not yet, for a moment, where IPv6 still looks for duplicates."""
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether there was a connection."""
+        return not self.problem
+
+
+async def reach_own(addresses: Sequence[Address], *, limit_s: float) -> dict[str, Reach]:
+    """Whether each of this host's `addresses` answers to the host itself within `limit_s` seconds, by address."""
+
+    async def probe(address: Address) -> Reach:
+        with socket.socket(address.family) as listener, socket.socket(address.family) as caller:
+            try:
+                listener.bind(_numeric(address, 0))
+                listener.listen(1)
+            except OSError as error:
+                return Reach(f"it cannot be bound ({reason(error)})", is_ready=False)
+            caller.setblocking(False)
+            target = _numeric(address, listener.getsockname()[1])
+            try:
+                await asyncio.wait_for(asyncio.get_running_loop().sock_connect(caller, target), limit_s)
+            except TimeoutError:
+                return Reach(f"no answer within {limit_s:g} s")
+            except OSError as error:
+                return Reach(reason(error))
+        return Reach()
+
+    found = await fan_out(probe, addresses, limit=AT_ONCE)
+    return {address.text: reach for address, reach in zip(addresses, found, strict=True)}
+
+
+def _numeric(address: Address, port: int) -> tuple[object, ...]:
+    """What the socket calls take; for an address of the link, with its scope."""
+    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    return socket.getaddrinfo(address.text, port, address.family, socket.SOCK_STREAM, flags=flags)[0][4]
+
+
+def reason(error: OSError) -> str:
+    """Return the system's message for `error`."""
+    if error.errno and not isinstance(error, socket.gaierror):  # asyncio puts a sentence of its own in its place
+        return os.strerror(error.errno).lower()
+    return (error.strerror or str(error)).lower()

@@ -14,14 +14,14 @@ import pytest
 import harness.cli.main as main_module
 from harness.bits.errors import UsageError
 from harness.bits.redaction import REDACTED
-from harness.doctor.environment import check_ray_variables, classify_address
+from harness.doctor.environment import check_ray
 from harness.lab.experiment.preparation import notes_on
-from harness.machine.findings import Finding, Severity
 from harness.process.supervisor import process_tree
 from harness.render.findings import findings_json, findings_text
 from harness.trace import Fingerprint, Manifest
 from tests.bits.redaction.secret_shapes import ALL, ALNUM, PLAIN, Typed
 from tests.support.cli_commands import type_command
+from tests.support.finding_checks import as_findings, found_by
 from tests.support.suite_runs import run, write_suite
 from tests.support.traces import steps_of, write
 
@@ -166,17 +166,17 @@ def test_the_doctor_shows_none(tmp_path: Path) -> None:
     assert PLAIN not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("dead", ["", "no answer within 1 s"])
-def test_what_the_doctor_prints_shows_none(dead: str) -> None:
-    found = [classify_address("RAY_ADDRESS", RAY["RAY_ADDRESS"], dead), check_ray_variables(RAY)]
-    found.append(classify_address("RAY_ADDRESS", f"http://bob:{PLAIN}@", dead))
+def test_what_the_doctor_prints_shows_none() -> None:
+    address = f"http://bob:{PLAIN}@127.0.0.1:1"
+    found = list(found_by(check_ray, {**RAY, "RAY_ADDRESS": address}).values())
+    found += found_by(check_ray, {"RAY_ADDRESS": f"http://bob:{PLAIN}@"}).values()
     assert PLAIN not in repr(found)
+    logged = f"raylet --redis-password={PLAIN} --port 1"
+    printed = {"check": "Ray", "severity": "broken", "measured": "it ended", "breaks": "", "remedy": ""}
+    found += as_findings([{**printed, "details": (logged,)}])
     text = findings_text(found, took_s=1.0, colour=False)
     assert PLAIN not in text + json.dumps(findings_json(found, exit_code=0, took_s=1.0))
-    assert f"ray://{REDACTED}@head.example:10001" in text
-    logged = Finding("Ray", Severity.BROKEN, "it ended", details=(f"raylet --redis-password={PLAIN} --port 1",))
-    assert PLAIN not in findings_text([logged], took_s=1.0, colour=False)
-    assert PLAIN not in json.dumps(findings_json([logged], exit_code=1, took_s=1.0))
+    assert f"http://{REDACTED}@127.0.0.1:1" in text
     assert notes_on(RAY)[0].startswith(f"RAY_ADDRESS=ray://{REDACTED}@head.example:10001: ")
 
 
@@ -200,7 +200,8 @@ def test_an_error_that_quotes_a_command_line_shows_none(tmp_path: Path) -> None:
 def test_an_error_and_a_finding_that_quote_any_of_them_show_none(typed: Typed) -> None:
     line = shlex.join(typed.argv)
     error = UsageError(f"cannot start {list(typed.argv)!r}: not found", legal=line, remedy=line)
-    finding = Finding("Ray", Severity.BROKEN, line, breaks=line, remedy=line, details=(line,))
+    said = dict.fromkeys(("measured", "breaks", "remedy"), line)
+    (finding,) = as_findings([{"check": "Ray", "severity": "broken", **said, "details": (line,)}])
     printed = findings_text([finding], took_s=1.0, colour=False).replace("\n", " ")
     told = json.dumps(findings_json([finding], exit_code=1, took_s=1.0))
     assert leaks([("error", str(error)), ("printed", printed), ("told", told)], [typed]) == []

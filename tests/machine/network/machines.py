@@ -3,8 +3,7 @@
 import socket
 from collections.abc import Mapping
 
-from harness.machine.network.interfaces import Address, HostNetwork, Interface
-from harness.machine.network.reach import Reach
+from harness.machine.network.interfaces import Address, HostNetwork, Interface, Reach
 
 
 def interface(name: str, *addresses: str, is_up: bool = True) -> Interface:
@@ -33,4 +32,4 @@ def network(
 def reached(host: HostNetwork, *silent: str) -> dict[str, Reach]:
     """Every address of `host` answers but the `silent` ones."""
     texts = [address.text for one in host.interfaces for address in one.addresses]
-    return {text: Reach("no answer within 1 s" if text in silent else "", 0.0) for text in texts}
+    return {text: Reach("no answer within 1 s" if text in silent else "") for text in texts}

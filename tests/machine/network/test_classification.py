@@ -1,12 +1,13 @@
 """When loopback is pinned, when not, and what is said."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.machine.findings import Severity
-from harness.machine.network.classification import classify_network
+from harness.bits.findings import Severity
 from harness.machine.network.interface_rules import GLOO_VARIABLE, NCCL_VARIABLE, RAY_VARIABLE
 from harness.machine.network.interfaces import HostNetwork
+from harness.machine.network.preflight import classify_network, why_several_nodes
 from tests.machine.network.machines import interface, network, reached
 
 ALL_PINS = {NCCL_VARIABLE: "lo", GLOO_VARIABLE: "lo", RAY_VARIABLE: "0"}
@@ -55,7 +56,7 @@ def test_work_over_several_nodes_is_never_pinned() -> None:
     assert judged.pins == {}
     (finding,) = judged.findings
     assert finding.severity is Severity.BROKEN
-    assert finding.exports == ()
+    assert finding.exports == {}
     assert "SLURM_NNODES=4" in finding.breaks
     assert "doctor --distributed" in finding.remedy
 
@@ -78,7 +79,7 @@ def test_what_the_user_set_and_cannot_work_is_said() -> None:
     )
     assert nccl.remedy == "export NCCL_SOCKET_IFNAME=lo"
     assert gloo.measured.startswith("GLOO_SOCKET_IFNAME=bond0: this host cannot reach its own address 10.0.0.1 (bond0)")
-    assert (gloo.exports, gloo.unsets) == (((GLOO_VARIABLE, "lo"),), ())  # without it Gloo would choose the same
+    assert (gloo.exports, gloo.unsets) == ({GLOO_VARIABLE: "lo"}, ())  # without it Gloo would choose the same
     assert dict(ray.exports) == judged.pins
 
 
@@ -96,7 +97,7 @@ def test_a_setting_that_cannot_work_over_several_nodes() -> None:
         host, {NCCL_VARIABLE: "bond0"}, reached(host, "10.0.0.1"), several_nodes="NNODES=2"
     ).findings
     assert nccl.measured.startswith("NCCL_SOCKET_IFNAME=bond0")
-    assert (nccl.exports, nccl.unsets) == ((), ())
+    assert (nccl.exports, nccl.unsets) == ({}, ())
     assert "doctor --distributed" in nccl.remedy
 
 
@@ -160,3 +161,47 @@ def test_pins_mend_what_they_are_for(silent: set[str], setting: dict[str, str], 
     if "127.0.0.1" not in silent and not nodes:
         assert [pick for pick in stuck if pick.setting is None] == []
     assert len(judged.findings) == len({(f.measured, f.severity) for f in judged.findings})
+
+
+# ---- several nodes ----
+
+HOST = network(
+    interface("eth0", "10.0.0.1/24"),
+    resolved={"node7": ("10.0.0.1",), "me": ("10.0.0.1",), "other": ("10.0.0.2",), "unknown": ()},
+)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"NNODES": "2"},
+        {"PET_NNODES": "1:4"},
+        {"SLURM_JOB_NUM_NODES": "16"},
+        {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
+        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+        {"MASTER_ADDR": "10.0.0.2"},
+        {"MASTER_ADDR": "other"},
+        {"MASTER_ADDR": "unknown"},
+        {"MASTER_ADDR": "not-resolved-in-time"},
+    ],
+)
+def test_several(environ: dict[str, str]) -> None:
+    why = why_several_nodes(environ, HOST)
+    name, value = next(iter(environ.items()))
+    assert f"{name}={value}" in why
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"NNODES": "1", "SLURM_NNODES": "1", "PET_NNODES": "1"},
+        {"NNODES": "many"},
+        {"WORLD_SIZE": "8"},
+        {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"},
+        {"MASTER_ADDR": ""},
+        *({"MASTER_ADDR": own} for own in ("localhost", "127.0.0.1", "::1", "10.0.0.1", "node7", "me")),
+    ],
+)
+def test_one(environ: dict[str, str]) -> None:
+    assert why_several_nodes(environ, HOST) == ""

@@ -10,7 +10,6 @@ from harness.machine.network.interface_rules import (
     GLOO_VARIABLE,
     NCCL_VARIABLE,
     RAY_VARIABLE,
-    in_words,
     is_set,
     make_rules,
 )
@@ -190,10 +189,6 @@ def test_nccl_without_docker_is_nccl_with_docker_last(interfaces: list[Interface
     with_all, with_real = nccl(network(*interfaces), setting), nccl(network(*real), setting)
     if with_real.interface not in ("lo", ""):
         assert with_all == with_real
-
-
-def test_names_in_words() -> None:
-    assert [in_words(names) for names in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
 
 
 def test_an_address_belongs_to_an_interface() -> None:

@@ -1,6 +1,7 @@
 """The machine's network, read for real, and NCCL's own files."""
 
 import asyncio
+import errno
 import pwd
 import socket
 import threading
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 
 from harness.machine.network.interfaces import (
+    Address,
     is_loopback,
-    is_name_asked_in_vain,
     is_numeric,
+    reach_own,
     read_interfaces,
     read_nccl_settings,
     read_network,
+    reason,
 )
 
 
@@ -53,27 +56,6 @@ def test_one_name_that_takes_too_long_is_left_out_alone(monkeypatch: pytest.Monk
     let_go.set()
 
 
-def test_a_name_server_is_silent_where_it_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    let_go = threading.Event()
-
-    def silent(address: Any, flags: int) -> Any:
-        asked.append(address[0])
-        let_go.wait()
-        return ("", "")
-
-    def unknown(address: Any, flags: int) -> Any:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getnameinfo", silent)
-    assert asyncio.run(is_name_asked_in_vain("127.0.0.1", limit_s=0.1))
-    assert asked == ["::ffff:127.0.0.1"], "as torch's store asks"
-    monkeypatch.setattr(socket, "getnameinfo", unknown)
-    assert not asyncio.run(is_name_asked_in_vain("127.0.0.1", limit_s=20))
-    assert not asyncio.run(is_name_asked_in_vain("no such host", limit_s=20)), "that it has no address is an answer"
-    let_go.set()
-
-
 def test_nccls_files_lie_under_the_environment(tmp_path: Path) -> None:
     user, machine = tmp_path / "user.conf", tmp_path / "machine.conf"
     user.write_text("# a comment=1\nA=user\nB=user\nB=twice\nno equals sign\nC=x=y\n", "utf-8")
@@ -98,3 +80,30 @@ def test_a_user_without_an_entry_has_no_file(tmp_path: Path, monkeypatch: pytest
 def test_kinds_of_addresses() -> None:
     assert [is_numeric(text) for text in ("10.0.0.1", "fe80::1%eth0", "node7", "")] == [True, True, False, False]
     assert [is_loopback(text) for text in ("127.3.2.1", "::1", "10.0.0.1")] == [True, True, False]
+
+
+# ---- reach ----
+
+
+def test_own_addresses_answer_and_others_cannot_be_bound() -> None:
+    addresses = [Address("127.0.0.1", socket.AF_INET), Address("192.0.2.77", socket.AF_INET)]
+    found = asyncio.run(reach_own(addresses, limit_s=5))
+    assert found["127.0.0.1"].is_reached
+    foreign = found["192.0.2.77"]
+    assert (foreign.is_reached, foreign.is_ready) == (False, False)
+    assert "cannot be bound" in foreign.problem
+
+
+def test_no_addresses_at_all() -> None:
+    assert asyncio.run(reach_own([], limit_s=1)) == {}
+
+
+def test_no_socket_is_left_open() -> None:
+    addresses = [Address(f"127.0.0.{n}", socket.AF_INET) for n in range(1, 50)]
+    asyncio.run(reach_own(addresses, limit_s=5))  # an open one is a ResourceWarning, and an error here
+
+
+def test_reasons_are_the_systems_own_words() -> None:
+    assert reason(OSError(errno.ECONNREFUSED, "Connect call failed ('10.0.0.1', 5)")) == "connection refused"
+    assert reason(socket.gaierror(socket.EAI_NONAME, "Name or service not known")) == "name or service not known"
+    assert reason(OSError("Multiple exceptions: a, b")) == "multiple exceptions: a, b"

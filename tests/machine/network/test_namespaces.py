@@ -1,18 +1,15 @@
 """Hosts with broken networks, in network namespaces: what the preflight and the doctor make of them."""
 
 import json
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.machine.findings import Finding, Severity
 from harness.render.findings import findings_text
 from tests.machine.network.pretended import ROOT, environment
+from tests.support.finding_checks import as_findings
 from tests.support.networks.host import Done, Host, host, why_not
 from tests.support.networks.situations import (
     black_holed_host,
@@ -30,25 +27,6 @@ from harness.machine.network.preflight import preflight
 found = asyncio.run(preflight(dict(os.environ), SystemClock()))
 print(json.dumps({"pins": dict(found.pins), "took_s": found.took_s, "notes": found.notes}))
 """
-IN_VAIN = """
-import asyncio
-from harness.machine.network.interfaces import is_name_asked_in_vain
-print(asyncio.run(is_name_asked_in_vain("127.0.0.1", limit_s=1)), flush=True)
-"""
-DIES_LATE = """
-import ctypes, threading
-from tests.support.networks import host as hosts
-
-PR_SET_CHILD_SUBREAPER = 36
-assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-hosts.SETTING_UP_S = 5.0
-at_once = hosts.Host.end_all
-hosts.Host.end_all = lambda one: threading.Timer(0.5, at_once, [one]).start()
-with hosts.host("late", {}) as one:
-    done = one.run("sleep", "60", timeout_s=0.1)
-print(done.exit_code, flush=True)
-"""
-"""Adopts orphans, and runs on a host what has not died yet when its time is up and it was told to end."""
 LONG_S = 60.0
 
 
@@ -83,23 +61,10 @@ def looked(one: Host, **settings: str) -> dict[str, Any]:
     return found
 
 
-def told(output: str, check: str) -> str:
+def shown(output: str, check: str) -> str:
     """The findings of one check out of what `doctor --json` printed, as the doctor prints them."""
-    findings = [
-        Finding(
-            check,
-            Severity(found["severity"]),
-            found["measured"],
-            found["breaks"],
-            found["remedy"],
-            tuple(found["exports"].items()),
-            tuple(found["unsets"]),
-            tuple(found["details"]),
-        )
-        for found in json.loads(output.splitlines()[-1])["findings"]
-        if found["check"] == check
-    ]
-    return findings_text(findings, took_s=0.0, colour=False) + "\n"
+    found = json.loads(output.splitlines()[-1])["findings"]
+    return findings_text(as_findings(each for each in found if each["check"] == check), took_s=0.0, colour=False) + "\n"
 
 
 def golden(name: str) -> str:
@@ -141,7 +106,7 @@ def test_a_black_holed_host_of_several_is_not_pinned(black_holed: Host) -> None:
     ],
 )
 def test_what_the_doctor_says_of_a_good_host(good: Host, name: str, settings: dict[str, str]) -> None:
-    assert told(harness(good, "doctor", "--json", settings=settings).output, "network") == golden(name)
+    assert shown(harness(good, "doctor", "--json", settings=settings).output, "network") == golden(name)
 
 
 @pytest.mark.parametrize(
@@ -154,79 +119,20 @@ def test_what_the_doctor_says_of_a_good_host(good: Host, name: str, settings: di
 )
 def test_what_the_doctor_says_of_a_black_holed_host(black_holed: Host, name: str, settings: dict[str, str]) -> None:
     done = harness(black_holed, "doctor", "--json", settings=settings)
-    assert told(done.output, "network") == golden(name)
+    assert shown(done.output, "network") == golden(name)
     assert done.exit_code == 1
 
 
 def test_what_the_doctor_says_of_a_host_without_a_network() -> None:
     with host("gamma", {}) as gamma:
-        assert told(harness(gamma, "doctor", "--json").output, "network") == golden("no_network")
+        assert shown(harness(gamma, "doctor", "--json").output, "network") == golden("no_network")
         gamma.set_up("ip", "link", "set", "lo", "down")
-        assert told(harness(gamma, "doctor", "--json").output, "network") == golden("no_loopback")
+        assert shown(harness(gamma, "doctor", "--json").output, "network") == golden("no_loopback")
 
 
 def test_what_the_doctor_says_of_a_host_whose_name_server_is_silent() -> None:
     with nameless_host() as alpha:
         assert looked(alpha)["took_s"] < 1.5
-        assert told(harness(alpha, "doctor", "--json").output, "network") == golden("nameless")
+        assert shown(harness(alpha, "doctor", "--json").output, "network") == golden("nameless")
         alpha.write("hosts", "127.0.0.1 localhost\n127.0.0.1 alpha\n")  # as it is told to
-        assert told(harness(alpha, "doctor", "--json").output, "network").startswith("fine")
-        asking = (sys.executable, "-c", IN_VAIN)
-        assert alpha.run(*asking, timeout_s=LONG_S, env=environment({})).output == "True\n"
-        alpha.write("hosts", "::ffff:127.0.0.1 localhost\n")  # what 127.0.0.1 there does not answer
-        assert alpha.run(*asking, timeout_s=LONG_S, env=environment({})).output == "False\n"
-
-
-# -------------------------------------------------------------------------------------------------- the pretended hosts
-
-
-def test_a_host_has_a_name_and_a_network_of_its_own(good: Host) -> None:
-    looking = "hostname; getent hosts alpha; cat /proc/net/dev | grep -c :"
-    assert good.run("sh", "-c", looking, timeout_s=LONG_S).output.split() == ["alpha", "10.77.0.1", "alpha", "2"]
-
-
-def test_what_takes_too_long_is_ended_with_all_it_started(good: Host) -> None:
-    assert good.run("sh", "-c", "sleep 4711 & sleep 4712", timeout_s=0.5).exit_code is None
-    assert "471" not in good.run("ps", "ax", timeout_s=LONG_S).output
-
-
-def test_nothing_is_left_when_the_process_that_made_the_host_is_killed(tmp_path: Path) -> None:
-    making = (
-        "import os, signal\n"
-        "from tests.support.networks.situations import good_host\n"
-        "with good_host() as one:\n"
-        "    print(one.pid, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    settings = {**environment({}), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", making]
-    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
-    first = int(done.stdout)
-    ended = threading.Event()
-    for _ in range(500):
-        if not Path(f"/proc/{first}").exists():
-            break
-        ended.wait(0.02)
-    else:
-        raise AssertionError("the first process of the host lives on")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_hosts_come_and_go_without_a_trace() -> None:
-    def interfaces() -> str:
-        return subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True, check=True).stdout
-
-    before = interfaces()
-    for _ in range(3):
-        with host("gamma", {}):
-            pass
-    assert interfaces() == before
-
-
-def test_a_host_ends_whose_program_dies_late() -> None:
-    """Whoever adopts orphans would be left with a zombie of it, and the host could not end before that is reaped."""
-    argv = [sys.executable, "-c", DIES_LATE]
-    done = subprocess.run(
-        argv, cwd=ROOT, env=environment({}), capture_output=True, text=True, timeout=LONG_S, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+        assert shown(harness(alpha, "doctor", "--json").output, "network").startswith("fine")

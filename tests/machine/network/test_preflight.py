@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.machine.network.classification import IN_ALL_S, NAMES_S, classify_network
 from harness.machine.network.interface_rules import GLOO_VARIABLE
-from harness.machine.network.preflight import Preflight, preflight
+from harness.machine.network.preflight import IN_ALL_S, NAMES_S, classify_network, preflight
 from harness.process.clock import SystemClock
 from tests.machine.network.machines import interface, network, reached
 
@@ -17,15 +16,13 @@ from tests.machine.network.machines import interface, network, reached
 def test_the_notes_of_a_run() -> None:
     host = network(interface("bond0", "10.0.0.1/24"), resolved={"node7": ("10.0.0.1",)}, outgoing=("10.0.0.1",))
     answers = reached(host, "10.0.0.1")
-    judged = classify_network(host, {GLOO_VARIABLE: "eth7"}, answers)
-    pinned, unmended = Preflight(judged.pins, judged.findings, judged.rules, host.interfaces, answers).notes
+    pinned, unmended = classify_network(host, {GLOO_VARIABLE: "eth7"}, answers).notes
     assert pinned == (
         "this host cannot reach its own address 10.0.0.1 (bond0): every file is given "
         "NCCL_SOCKET_IFNAME=lo RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
     )
     assert unmended.startswith("GLOO_SOCKET_IFNAME=eth7: there is no interface named 'eth7'")
-    fine = classify_network(host, {}, reached(host))
-    assert Preflight(fine.pins, fine.findings, fine.rules).notes == ()
+    assert classify_network(host, {}, reached(host)).notes == ()
 
 
 # ------------------------------------------------------------------------------------------------------ on this machine

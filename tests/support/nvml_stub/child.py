@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.machine.gpu_health import MachineHealth
-from harness.machine.gpus import DriverMeter, read_gpu_health, read_inventory
+from harness.machine.gpus import read_inventory, read_machine
 from harness.machine.inventory import Inventory
+from harness.machine.nvml import NvidiaDriver
 from harness.process.claims import Claims
 
 
@@ -21,15 +22,12 @@ def inventory(selection: str, environ: Mapping[str, str], with_claims: bool) -> 
 
 
 def meter(call: str, *arguments: Any) -> Any:
-    opened = DriverMeter()
-    try:
-        return getattr(opened, call)(*arguments)
-    finally:
-        opened.close()
+    with NvidiaDriver() as driver:
+        return getattr(driver, call)(*arguments)
 
 
 def health() -> MachineHealth:
-    return read_gpu_health()
+    return read_machine({})[0]
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {"inventory": inventory, "meter": meter, "health": health}

@@ -5,12 +5,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from harness.doctor.host import Answer, Host
-from harness.doctor.numerics import SURVEY, check_numerics, inspect_numerics
-from harness.machine.findings import Finding, Severity
+from harness.bits.findings import Severity
+from harness.doctor.children import Answer, Host
+from harness.doctor.numerics import SURVEY, check_numerics, classify_numerics
+from harness.machine.findings import MachineFinding
 from tests.support.finding_checks import sound
 
 SIZES = [
@@ -23,8 +23,8 @@ ALSO = HELD | {"dtype": "bfloat16", "device": "cuda", "strategy": "triton", "siz
 LACKING = {"dtype": "bfloat16", "device": "cpu", "machine": "torch 2.13.0", "problem": "no strategy keeps the bits"}
 
 
-def judged(*lines: dict[str, Any], **answer: Any) -> Finding:
-    (finding,) = sound([check_numerics(Answer("\n".join(["a warning", *map(json.dumps, lines)]), **answer))])
+def judged(*lines: dict[str, Any], **answer: Any) -> MachineFinding:
+    (finding,) = sound([classify_numerics(Answer("\n".join(["a warning", *map(json.dumps, lines)]), **answer))])
     return finding
 
 
@@ -57,14 +57,14 @@ def test_the_child_is_the_engines_own_program() -> None:
     """Started as a check starts it, where torch is not to be found."""
     asked: list[Sequence[str]] = []
 
-    async def ask(argv: Sequence[str], *, limit_s: float) -> Answer:
+    async def ask(argv: Sequence[str], limit_s: float) -> Answer:
         asked.append(argv)
         hide = "import sys; sys.path[:] = [path for path in sys.path if 'site-packages' not in path]; "
         command = [*argv[:-1], hide + argv[-1]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         return Answer(done.stdout + done.stderr, done.returncode)
 
-    (finding,) = sound(asyncio.run(inspect_numerics(Host({}, Path("/"), ask))))
+    (finding,) = sound(asyncio.run(check_numerics(Host({}, ask))))
     assert finding.severity is Severity.FINE
     assert finding.measured == "not checked: torch is not installed (pip install 'rlharness[engine]')"
     assert asked[0][0] == sys.executable
