@@ -15,7 +15,6 @@ from harness.lab.replay.replay import Comparison, Replay, ReplayPlan
 from harness.lab.replay.resumption import ResumeKind, ResumeVerdict
 from harness.lab.reproduce.reproduction import (
     Ending,
-    OtherRun,
     Repeated,
     Reproduction,
     StepOperations,
@@ -207,10 +206,8 @@ def resume_json(plan: ReplayPlan, verdict: ResumeVerdict) -> dict[str, Any]:
 
 
 def step_text(found: Reproduction, *, colour: bool) -> str:
-    """Return the verdict on the step, its operations, the comparison with another run, and the directories."""
+    """Return the verdict on the step, its operations, and the directories."""
     lines = [*repeated_lines(found.repeated, colour=colour)]
-    if found.other is not None:
-        lines += _other(found.other, colour=colour)
     return _text(found.interrupted_by, lines, found.next_command, found.directory)
 
 
@@ -272,30 +269,15 @@ def _step_operations(operations: StepOperations, step: int) -> Iterator[str]:
         yield f"    note: not valid: recording the operations changed step {step}"
 
 
-def _other(other: OtherRun, *, colour: bool) -> Iterator[str]:
-    plan = other.repeated.plan
-    yield from repeated_lines(other.repeated, colour=colour)
-    title = f"A: this run's step {plan.step}  B: {one_line(path_text(plan.run.directory))}"
-    if other.verdict is None:
-        yield from (title, f"  step {plan.step} is not recorded in both runs")
-        return
-    yield from _pair(title, other.verdict, colour)
-    yield from _op_lines(other.operations)
-
-
 def step_json(found: Reproduction) -> dict[str, Any]:
     """Return the same in plain values."""
-    other = found.other
-    against: dict[str, Any] | None = None
-    if other is not None:
-        own = {"verdict": serialised(other.verdict), "first_operations": serialised(other.operations)}
-        against = {**_repeated_json(other.repeated), **own}
-    names = ("interrupted_by", "directory")
-    return result_json(found, *names, **_repeated_json(found.repeated), against=against)
-
-
-def _repeated_json(repeated: Repeated) -> dict[str, Any]:
+    repeated = found.repeated
     plan = attributes(repeated.plan, "step", "first", "is_from_checkpoint")
     names = ("is_reproduced", "ending", "num_values", "root", "operations", "runs")
-    comparisons = serialised(repeated.verdicts)
-    return {"run": str(repeated.plan.run.directory), **plan, **attributes(repeated, *names), "comparisons": comparisons}
+    more = {
+        "run": repeated.plan.run.directory,
+        **plan,
+        **attributes(repeated, *names),
+        "comparisons": repeated.verdicts,
+    }
+    return result_json(found, "interrupted_by", "directory", **more)

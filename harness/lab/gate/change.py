@@ -14,7 +14,7 @@ largest element of the phase. Single numbers are left out for that reason, and w
 Adam makes a step of any gradient's sign.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import isfinite, isinf, prod
@@ -307,22 +307,21 @@ class Comparison:
     reasons: tuple[Finding, ...] = ()
     notes: tuple[Finding, ...] = ()
     verdict: Verdict | None = None
-    """On the base (A) and the head (B); on the side that differs from itself where it is nondeterministic."""
+    """On the base or golden (A) and the head (B); on the side that differs from itself where it is nondeterministic."""
     rounding: Rounding | None = None
     """In the step in which they part; None where nothing was kept of it."""
-    place: str = ""
-    """Where they part, against a golden, which has no verdict: step 3, backward."""
 
 
-def classify_change(verdict: Verdict, rounding: Rounding | None) -> Comparison:
+def classify_change(verdict: Verdict, rounding: Rounding | None, curve: Sequence[Finding] | None = None) -> Comparison:
     """What a verdict on a run of the base and one of the head means; each side is known to agree with itself.
 
-    Both ran on one machine and in one environment: where the fingerprint's numerics differ, the change itself has made
-    them differ, by what it imports.
+    `curve` has the reasons of its curve against a golden, which holds no tensors; None for a base. Both ran on one
+    machine and in one environment: where the fingerprint's numerics differ, the change itself has made them differ, by
+    what it imports.
     """
     differences = verdict.fingerprints.get("numerics")
     imported = [GateCode.NUMERICS_DIFFER(names=tuple(each.name for each in differences))] if differences else []
-    notes = (*imported, *noted(verdict))
+    notes: tuple[Finding, ...] = (*imported, *noted(verdict))
     first = verdict.first
     if first is None:
         if verdict.kind is Kind.EQUAL:
@@ -338,7 +337,10 @@ def classify_change(verdict: Verdict, rounding: Rounding | None) -> Comparison:
     reasons += [reason for kind in DECIDING if (reason := _moved(kind, verdict.attribution))]
     if not reasons and rounding is not None and not rounding.is_rounding:
         reasons.append(beyond_rounding(rounding))
-    if rounding is None and not reasons and not verdict.attribution:
+    reasons += curve or ()
+    if not reasons and curve is not None:
+        notes += (GateCode.GOLDEN_HAS_NO_TENSORS(),)
+    elif rounding is None and not reasons and not verdict.attribution:
         reasons.append(GateCode.NO_EVIDENCE())
     change = Change.BEHAVIOUR if reasons else Change.NUMERICS
     return Comparison(change, tuple(reasons), notes, verdict, rounding)

@@ -50,13 +50,12 @@ from harness.lab.gate.change import (
 from harness.lab.gate.golden import (
     Acceptance,
     Golden,
-    acceptance,
-    accepted,
+    accept,
     compare_with_golden,
     golden_directory,
-    golden_of,
+    key_of,
+    numerics_of,
     read_goldens,
-    write_golden,
 )
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
@@ -550,7 +549,7 @@ async def _compare_with_golden(
         await recorder.record(HEAD, context)
     if unlike := disagreement(recorder):
         return GateScenario(context.name, unlike)
-    now = golden_of(recorder.traces(HEAD)[0], context.name, context.size)
+    now = recorder.traces(HEAD)[0]
     key = fitting_key(goldens, now)
     before = goldens.get(key)
     against = f"golden {key}"
@@ -558,20 +557,19 @@ async def _compare_with_golden(
         if before is None:
             reason = GateCode.NO_GOLDEN_FOR_ENVIRONMENT(names=nearest_differences(goldens.values(), now))
             return GateScenario(context.name, Comparison(Change.NOT_COMPARABLE, (reason,)))
-        return GateScenario(context.name, compare_with_golden(before, now), against=against, golden=before)
-    golden = accepted(now, before, author)
-    if golden is not before:
-        write_golden(place / key, golden)
-    return GateScenario(context.name, acceptance(before, now), against=against, golden=golden)
+        return GateScenario(context.name, compare_with_golden(before.trace, now), against=against, golden=before)
+    found, golden = accept(now, before, place / key, author)
+    return GateScenario(context.name, found, against=against, golden=golden)
 
 
-def fitting_key(goldens: Mapping[str, Golden], now: Golden) -> str:
+def fitting_key(goldens: Mapping[str, Golden], now: Trace) -> str:
     """Return the key of the golden whose deciding numerics are those of this run; the run's own if there is none."""
-    fits = (key for key, each in goldens.items() if deciding(each.numerics) == deciding(now.numerics))
-    return now.key if now.key in goldens else next(fits, now.key)
+    own, numerics = key_of(now), deciding(numerics_of(now))
+    fits = (key for key, each in goldens.items() if deciding(numerics_of(each.trace)) == numerics)
+    return own if own in goldens else next(fits, own)
 
 
-def nearest_differences(goldens: Iterable[Golden], now: Golden) -> tuple[str, ...]:
+def nearest_differences(goldens: Iterable[Golden], now: Trace) -> tuple[str, ...]:
     """Return the numerics in which the nearest of these goldens differs from this run."""
-    mine, others = deciding(now.numerics), [deciding(each.numerics) for each in goldens]
+    mine, others = deciding(numerics_of(now)), [deciding(numerics_of(each.trace)) for each in goldens]
     return min((tuple(sorted(n for n in {**mine, **its} if mine.get(n) != its.get(n))) for its in others), key=len)
