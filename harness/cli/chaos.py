@@ -58,22 +58,22 @@ def chaos(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     from harness.lab.chaos.vary import Varied, VaryPlan, VarySearch, make_vary_plan
     from harness.lab.experiment.launcher import LaunchContext, Launcher, run_experiment
     from harness.process.clock import SystemClock
-    from harness.render.chaos import SearchLines, chaos_json, chaos_text, varied_json, varied_text
+    from harness.render.chaos import chaos_json, chaos_text, varied_json, varied_text
+    from harness.render.run_lines import RunLines
 
     options, clock = chaos_options(given), SystemClock()
     own_id = opt.new_id()
     as_text: Callable[..., str] = varied_text if options.vary else chaos_text
     as_json: Callable[[Any], Any] = varied_json if options.vary else chaos_json
     plan = (make_vary_plan if options.vary else make_plan)(invocation, options, own_id)
-    lines = SearchLines(plan)
 
     async def search(launcher: Launcher) -> Chaos | Varied:
         if isinstance(plan, VaryPlan):
-            return await VarySearch(plan, launcher, invocation.environ, clock, lines).search()
-        return await PerturbationSearch(plan, ChaosExecutor(plan, launcher, invocation.environ, clock, lines)).search()
+            return await VarySearch(plan, launcher, invocation.environ, clock).search()
+        return await PerturbationSearch(plan, ChaosExecutor(plan, launcher, invocation.environ, clock)).search()
 
     context = LaunchContext(invocation.cwd, invocation.environ, own_id, options.timeout_s)
-    found, interrupted_by = run_experiment(context, lines, search)
+    found, interrupted_by = run_experiment(context, RunLines(), search)
     found = replace(found, interrupted_by=interrupted_by)
     return output.show(found, as_text, as_json)
 

@@ -43,20 +43,13 @@ def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     or 12 if a recording is incomplete. With --resume-at, it exits with 0 if the resumed run loses nothing, 10 if it
     does, or 11 if there is no comparison.
     """
-    from contextlib import closing
     from functools import partial
 
     from harness.lab.experiment.launcher import LaunchContext, Launcher, Run, record_variants, run_experiment
     from harness.lab.replay.replay import ReplayOptions, compare_runs, make_plan
     from harness.lab.replay.resumption import ResumeVerdict, make_resume_plan, record_resumed
-    from harness.render.replay import (
-        replay_json,
-        replay_text,
-        resume_json,
-        resume_text,
-        resumed_run_line,
-    )
-    from harness.render.run_lines import RunLines, run_line
+    from harness.render.replay import replay_json, replay_text, resume_json, resume_text
+    from harness.render.run_lines import RunLines
 
     options = ReplayOptions(scenario_options=opt.take_scenario(given), **given)
     own_id = opt.new_id()
@@ -64,24 +57,13 @@ def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     resume = make_resume_plan(options, invocation) if is_resumed else None
     plan = make_plan(invocation, options, own_id)
     place = LaunchContext(invocation.cwd, invocation.environ, own_id, plan.timeout_s)
-    num_runs = 2 + len(resume.steps) if resume else plan.num_runs
-    display = RunLines(num_runs)
 
     async def record(launcher: Launcher) -> list[Run] | ResumeVerdict:
         if resume:
-            return await record_resumed(
-                resume, invocation, plan, launcher, ended=lambda run, kind: display.end(resumed_run_line(run, kind))
-            )
-        return await record_variants(
-            launcher,
-            plan.runs(),
-            plan.out,
-            ended=lambda run: display.end(run_line(run)),
-            is_useless=lambda run: not run.recording.num_steps,
-        )
+            return await record_resumed(resume, invocation, plan, launcher)
+        return await record_variants(launcher, plan.runs(), plan.out, lambda run: not run.recording.num_steps)
 
-    with closing(display):
-        found, interrupted_by = run_experiment(place, display, record)
+    found, interrupted_by = run_experiment(place, RunLines(), record)
     if isinstance(found, ResumeVerdict):
         as_text, as_json = partial(resume_text, plan), partial(resume_json, plan)
         return output.show(found, as_text, as_json)

@@ -11,57 +11,19 @@ from harness.lab.chaos.search import (
     HASH_SEED,
     USUAL_HASH_SEED,
     Chaos,
-    ChaosPlan,
     Finding,
     Outcome,
-    Perturbation,
     Sign,
     format_perturbation,
     recording_words,
     written,
 )
-from harness.lab.chaos.vary import Kind, Varied, VaryPlan, assignment
-from harness.lab.experiment.launcher import OUTPUT, Run
-from harness.render.console import painted, say
+from harness.lab.chaos.vary import Kind, Varied, assignment
+from harness.lab.experiment.launcher import OUTPUT
+from harness.render.console import painted
 from harness.render.divergence import noun, verdict_text
 from harness.render.replay import ending_lines
-from harness.render.run_lines import RunLines
 from harness.render.serialise import attributes, result_json, serialised
-
-SIGNS = {Sign.SAME: "every bit equal", Sign.MOVED: "DIVERGED", Sign.BROKE: "BROKE", Sign.NOT_APPLIED: "NOT APPLIED"}
-
-
-class SearchLines(RunLines):
-    """Display of a search, which reports each result itself: its number, what was varied, and what came of it.
-
-    The runs that search for a cause come on top of the known number.
-    """
-
-    def __init__(self, plan: ChaosPlan | VaryPlan) -> None:
-        super().__init__()
-        if isinstance(plan, VaryPlan):
-            self._num_runs = 3 + sum(len(values) - 1 for values in plan.settings.values())
-        else:
-            self._num_runs = 2 + (plan.num_probes if plan.only is None else plan.num_repeats)
-        self._number = 0
-
-    def begin(self, number: int, *, has_operations: bool) -> None:
-        """Report nothing yet."""
-        self._said_s = 0.0
-
-    def begins(self, what: str | Perturbation) -> None:
-        """Report that a run starts."""
-        self._number += 1
-        name = what if isinstance(what, str) else format_perturbation(what)
-        self.title = f"run {self._number} of {max(self._number, self._num_runs)}: {name}"
-
-    def finished(self, found: Run | Outcome, duration_s: float) -> None:
-        """Report the end of a run."""
-        if isinstance(found, Run):
-            end = count(found.recording.num_steps, "step")
-        else:
-            end = SIGNS[found.sign] + (f" at step {found.step}" if found.step is not None else "")
-        say(f"{one_line(self.title)}: {end}, {duration_s:.1f} s")
 
 
 def chaos_text(chaos: Chaos, *, colour: bool) -> str:

@@ -158,11 +158,6 @@ def replay_json(replay: Replay) -> dict[str, Any]:
 # ---- a run that is interrupted and resumed
 
 
-def resumed_run_line(run: Run, kind: str) -> str:
-    """run 2, interrupted: 7 steps in 3.2 s."""
-    return f"run {run.number}, {kind}: {count(run.recording.num_steps, 'step')} in {run.duration_s:.1f} s"
-
-
 def resume_text(plan: ReplayPlan, verdict: ResumeVerdict, *, colour: bool) -> str:
     """Return the verdict in its first line; each loss with the step at which it shows; hints."""
     headline, *rest = _resume_lines(verdict)

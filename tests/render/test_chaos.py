@@ -14,7 +14,7 @@ from harness.lab.chaos.search import Chaos, ChaosPlan, Factor, Finding, NotAppli
 from harness.lab.experiment.launcher import OUTPUT
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec
-from harness.render.chaos import SearchLines, chaos_json, chaos_text, command, effect, sentence
+from harness.render.chaos import chaos_json, chaos_text, command, effect, sentence
 from harness.trace.diff import diff
 from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind, Verdict
@@ -146,20 +146,6 @@ def test_json_says_the_same(moved: Outcome) -> None:
     assert finding["verdict"]["first"]["a"]["name"] == "layers.1.weight"
     assert finding["reproduce"].endswith("--only runtime.n=3")
     assert json.loads(json.dumps(chaos_json(chaos(None))))["finding"] is None
-
-
-def test_progress_is_the_golden(golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
-    lines = SearchLines(replace(chaos(None).plan, num_probes=1))
-    same, seen = Outcome(Sign.SAME), Outcome(Sign.MOVED, 2)
-    for perturbation, outcome in (({}, same), ({"threads": 2}, same), ({"hash_seed": 1}, seen), ({}, same)):
-        lines.begins(perturbation)
-        lines.begin(1, has_operations=False)
-        lines.progress(1, 29)
-        lines.finished(outcome, 10.0)
-    lines.begin(9, has_operations=False)
-    lines.progress(4, 31)
-    lines.progress(4, 40)
-    golden("chaos_progress.txt", capsys.readouterr().err)
 
 
 def test_the_example_of_the_manual_is_what_is_printed() -> None:

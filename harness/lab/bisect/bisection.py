@@ -39,9 +39,9 @@ from harness.bits.text import path_text
 from harness.lab.experiment.command_spec import ScenarioOptions
 from harness.lab.experiment.launcher import (
     OUTPUT,
+    Display,
     LaunchContext,
     Launcher,
-    TitledDisplay,
     check_program,
     open_launcher,
 )
@@ -473,7 +473,7 @@ class BisectOptions:
             )
 
 
-async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str, lines: TitledDisplay) -> Bisection:
+async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str, lines: Display) -> Bisection:
     """Find the first revision or version whose run is bad.
 
     Raises HarnessError for what the user can mend; UsageError before anything is made.
@@ -493,7 +493,7 @@ async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str,
         else:
             candidates = await _versions(session, options.packages or "", place, out, invocation.note)
         root = None if checkout is None else checkout.root
-        search = RevisionSearch(session, lines, candidates, options.criterion, out, checkout_root=root)
+        search = RevisionSearch(session, candidates, options.criterion, out, checkout_root=root)
         found = await search.first_bad(options.scenario or shlex.join(run_spec.shown_argv), run_spec)
         return replace(found, commit=None if checkout is None else checkout.commit(found.found.name))
 
@@ -543,7 +543,6 @@ class RevisionSearch:
     """One bisection."""
 
     session: Launcher
-    lines: TitledDisplay
     candidates: Candidates
     criterion: Criterion
     directory: Path
@@ -629,16 +628,16 @@ class RevisionSearch:
                 return await self._run(name, title, run_spec, side)
         except UnavailableError as error:
             label = self.candidates.describe(name)
-            self.lines.end(f"{label} ({title}): skipped: {error.what}")
+            self.session.display.end(f"{label} ({title}): skipped: {error.what}")
             return Probe(name, label, Outcome.SKIP, error.what)
 
     async def _run(self, name: str, title: str, run_spec: RunSpec, side: Side, *, suffix: str = "") -> Probe:
         """Run one candidate, and judge it; the first one is good."""
         label = self.candidates.describe(name)
-        self.lines.title = f"{label} ({title})"
+        self.session.display.title = f"{label} ({title})"
         place = self.directory / f"{label.split()[0] if self.checkout_root else name}{suffix}"
         run = await self.session.record(run_spec, place, environ=side.environ_of(run_spec), cwd=side.cwd)
-        self.lines.ended(run)
+        self.session.display.ended(run)
         directory = run.recording.directory
         if refusal := read_rejection(directory):
             return Probe(name, label, Outcome.SKIP, f"its entry refuses to begin: {refusal.what}", directory)
@@ -651,7 +650,7 @@ class RevisionSearch:
         if self.good is None:
             return Probe(name, label, Outcome.GOOD, "", directory)
         judged = self.criterion.classify(self.good, trace)
-        self.lines.end(f"{self.lines.title}: {judged.outcome.value}, {judged.reason}")
+        self.session.display.end(f"{self.session.display.title}: {judged.outcome.value}, {judged.reason}")
         return Probe(name, label, judged.outcome, judged.reason, directory)
 
     def _result(

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
@@ -586,23 +586,19 @@ class OutOfTimeError(Exception):
     """No further run is started: a signal has asked for the end, or time is up."""
 
 
-class Listener(Protocol):
-    """Hears of each run, or each probe of several."""
-
-    def begins(self, what: Any, /) -> None:
-        """It starts: the perturbation, or a title."""
-
-    def finished(self, outcome: Any, duration_s: float, /) -> None:
-        """It has ended."""
-
-
 class Executor:
     """Starts the runs of a plan, one at a time, and counts them."""
 
-    def __init__(self, directory: Path, max_s: float, session: Launcher, clock: Clock, listener: Listener) -> None:
+    def __init__(self, directory: Path, max_s: float, num_planned: int, session: Launcher, clock: Clock) -> None:
         self._directory, self._max_s, self._session, self._clock = directory, max_s, session, clock
-        self._listener, self._began_s = listener, clock.monotonic_s()
+        self._began_s, self._num_planned, self._num_titles = clock.monotonic_s(), num_planned, 0
         self.num_runs = 0
+
+    def entitle(self, what: str) -> None:
+        """Title the run that begins next, or both of a crash; those that search for a cause exceed the plan."""
+        self._num_titles += 1
+        number = f"run {self._num_titles} of {max(self._num_titles, self._num_planned)}"
+        self._session.display.title = f"{number}: {what}"
 
     async def start(self, run_spec: RunSpec, environ: Mapping[str, str]) -> Run:
         """Make one run; OutOfTimeError if nothing more is to begin."""
@@ -618,10 +614,9 @@ class ChaosExecutor(Executor):
     baseline: Trace
     """The trace of the run with nothing changed, once that is recorded."""
 
-    def __init__(
-        self, plan: ChaosPlan, session: Launcher, environ: Mapping[str, str], clock: Clock, listener: Listener
-    ) -> None:
-        super().__init__(plan.directory, plan.max_s, session, clock, listener)
+    def __init__(self, plan: ChaosPlan, session: Launcher, environ: Mapping[str, str], clock: Clock) -> None:
+        num_probes = plan.num_probes if plan.only is None else plan.num_repeats
+        super().__init__(plan.directory, plan.max_s, 2 + num_probes, session, clock)
         self._plan, self._environ = plan, environ
 
     async def record_baseline(self) -> Run:
@@ -629,7 +624,7 @@ class ChaosExecutor(Executor):
 
         OutOfTimeError where a signal has ended it.
         """
-        self._listener.begins({})
+        self.entitle(format_perturbation({}))
         (run,) = await self._record({})
         if self._session.interrupted_by and not run.recording.is_complete:
             raise OutOfTimeError
@@ -642,8 +637,8 @@ class ChaosExecutor(Executor):
 
         UsageError where the entry refuses what it is given, OutOfTimeError where nothing more is to begin.
         """
-        self._listener.begins(perturbation)
-        began_s, num_steps = self._clock.monotonic_s(), len(self.baseline.steps)
+        self.entitle(format_perturbation(perturbation))
+        num_steps = len(self.baseline.steps)
         runs = await self._record(perturbation)
         if len(runs) > 1:
             outcome = compare_crashed(self.baseline, runs[0], runs[1], num_steps)
@@ -656,7 +651,8 @@ class ChaosExecutor(Executor):
         if not outcome.has_failed:
             for run in runs:
                 remove_tree(str(run.recording.directory))
-        self._listener.finished(outcome, self._clock.monotonic_s() - began_s)
+        step = "" if outcome.step is None else f" at step {outcome.step}"
+        self._session.display.end(f"{self._session.display.title}: {outcome.sign.value}{step}")
         return outcome
 
     async def _record(self, perturbation: Perturbation) -> list[Run]:

@@ -29,7 +29,6 @@ from harness.lab.chaos.search import (
     CHAOS,
     ChaosOptions,
     Executor,
-    Listener,
     OutOfTimeError,
     ddmin,
     environ_of,
@@ -411,10 +410,9 @@ class RunFailedError(Exception):
 class VarySearch(Executor):
     """Makes the runs of a plan, one at a time."""
 
-    def __init__(
-        self, plan: VaryPlan, session: Launcher, environ: Mapping[str, str], clock: Clock, listener: Listener
-    ) -> None:
-        super().__init__(plan.directory, plan.options.max_s, session, clock, listener)
+    def __init__(self, plan: VaryPlan, session: Launcher, environ: Mapping[str, str], clock: Clock) -> None:
+        num_planned = 3 + sum(len(values) - 1 for values in plan.settings.values())
+        super().__init__(plan.directory, plan.options.max_s, num_planned, session, clock)
         self._plan, self._environ = plan, environ_of({}, environ)
         self._bases: dict[tuple[str, ...] | None, tuple[Ranks, dict[str, Any]]] = {}
         """By the ties of a control, None for none: the lines of a base, and the orders of runs compared with it."""
@@ -549,11 +547,11 @@ class VarySearch(Executor):
 
     async def _run(self, title: str, values: Mapping[str, str], **orders: Any) -> tuple[Run, Ranks]:
         """Make one run; RunFailedError if it has not gone to its end, OutOfTimeError if nothing more is to begin."""
-        self._listener.begins(title)
+        self.entitle(title)
         orders |= {"directory": self._locked(self.num_runs + 1), "num_steps": self._plan.options.num_steps}
         run_spec = replace(self._plan.spec_of(self._plan.command(values)), callbacks={LOCKED_STEPS: orders})
         run = await self.start(run_spec, self._environ)
-        self._listener.finished(run, run.duration_s)
+        self._session.display.ended(run)
         ranks, recording = read_ranks(Path(orders["directory"])), run.recording
         if self._session.interrupted_by and recording.exit_code:
             raise OutOfTimeError

@@ -48,8 +48,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """As a person reads it."""
-        return run_name(self.number, has_operations=self.has_operations)
+        """As a person reads it: run 1, run 1 with operations."""
+        return f"run {self.number}{' with operations' * self.has_operations}"
 
     @property
     def output(self) -> Path:
@@ -57,44 +57,23 @@ class Run:
         return self.recording.directory / OUTPUT
 
 
-def run_name(number: int, *, has_operations: bool) -> str:
-    """run 1, run 1 with operations."""
-    return f"run {number} with operations" if has_operations else f"run {number}"
-
-
-def run_of_all(number: int, num_runs: int, *, has_operations: bool) -> str:
-    """run 1 of 2; run 1 of 2, with operations; run 3, of one more than were planned."""
-    return (
-        f"run {number}"
-        + (f" of {num_runs}" if number <= num_runs else "")
-        + (", with operations" if has_operations else "")
-    )
-
-
 class Display(Protocol):
     """Shows active runs."""
 
-    def begin(self, number: int, *, has_operations: bool) -> None:
+    title: str
+    """Title of the run that begins next."""
+
+    def begin(self) -> None:
         """A run starts."""
 
     def progress(self, num_steps: int, elapsed_s: float) -> None:
         """Show the progress of the run."""
 
-    def end(self, line: str) -> None:
-        """It has ended; `line` says how."""
-
-    def close(self) -> None:
-        """No more runs."""
-
-
-class TitledDisplay(Display, Protocol):
-    """Shows runs of which each has a title of its own."""
-
-    title: str
-    """Title of the run that begins next."""
-
     def ended(self, run: Run) -> None:
         """Show how the run has ended."""
+
+    def end(self, line: str) -> None:
+        """It has ended; `line` says how."""
 
 
 GRACE_S = 10.0
@@ -180,7 +159,7 @@ class Launcher:
             grace_s=GRACE_S,
             pid_file=str(prepared.directory / LEADER),
         )
-        self.display.begin(number, has_operations=has_operations)
+        self.display.begin()
         end = await self._watch(asyncio.create_task(self.supervisors.run(spec)), prepared.directory / CURVE)
         recording = finish(
             prepared.directory,
@@ -311,10 +290,10 @@ class Variant:
     """One run that an experiment wants."""
 
     run_spec: RunSpec
-    number: int = 1
+    number: int
     """Number of the run, which names its directory."""
-    title: str = ""
-    """What the run is, for a person; empty where the number says it."""
+    title: str
+    """What the run is, for a person."""
 
 
 def run_experiment(
@@ -333,22 +312,18 @@ async def record_variants(
     launcher: Launcher,
     variants: Iterable[Variant],
     out: OutDirectory,
-    *,
-    began: Callable[[Variant], None] = lambda variant: None,
-    ended: Callable[[Run], None],
     is_useless: Callable[[Run], bool] = lambda run: not run.recording.ranks,
 ) -> list[Run]:
     """Record one variant after another below `out`, until one is useless or a signal asks for the end.
 
-    `began` and `ended` are called around each run. Raises UsageError where the entry of one refuses to begin; of that
-    run nothing is left.
+    Raises UsageError where the entry of one refuses to begin; of that run nothing is left.
     """
     runs: list[Run] = []
     for variant in variants:
-        began(variant)
+        launcher.display.title = variant.title
         run = await launcher.record(variant.run_spec, out.path, variant.number)
         refuse(run, out)
-        ended(run)
+        launcher.display.ended(run)
         runs.append(run)
         if launcher.interrupted_by or is_useless(run):
             break

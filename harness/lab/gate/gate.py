@@ -21,7 +21,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.findings import Finding
 from harness.bits.text import path_text
 from harness.lab.experiment.command_spec import ScenarioOptions
-from harness.lab.experiment.launcher import LaunchContext, Launcher, Run, TitledDisplay, check_program, open_launcher
+from harness.lab.experiment.launcher import Display, LaunchContext, Launcher, Run, check_program, open_launcher
 from harness.lab.experiment.preparation import out_directory
 from harness.lab.experiment.recording_result import Problem
 from harness.lab.experiment.scenario import (
@@ -208,10 +208,8 @@ class GateContext:
 class Recorder:
     """Records the runs of one scenario, each side in a directory of its own."""
 
-    def __init__(
-        self, launcher: Launcher, lines: TitledDisplay, directory: Path, *, checkout: Path | None = None
-    ) -> None:
-        self._launcher, self._lines, self._directory, self._checkout = launcher, lines, directory, checkout
+    def __init__(self, launcher: Launcher, directory: Path, *, checkout: Path | None = None) -> None:
+        self._launcher, self._directory, self._checkout = launcher, directory, checkout
         self.imports_checkout = False
         """Whether any run has imported code of its side."""
         self.runs: dict[str, list[Run]] = {BASE: [], HEAD: []}
@@ -230,12 +228,12 @@ class Recorder:
     async def _run(self, side: str, place: str, title: str, context: GateContext, number: int) -> Run:
         if self._launcher.interrupted_by:
             raise Interrupted
-        self._lines.title = f"{context.name}: {title}"
+        self._launcher.display.title = f"{context.name}: {title}"
         spec, environ, cwd = context.run_spec, context.side.environ_of(context.run_spec), context.side.cwd
         run = await self._launcher.record(spec, self._directory / place, number, environ=environ, cwd=cwd)
         if self._launcher.interrupted_by:
             raise Interrupted
-        self._lines.ended(run)
+        self._launcher.display.ended(run)
         if not run.recording.is_complete or not run.recording.num_steps:
             raise BrokenRun(side, run)
         if self._checkout is not None:
@@ -388,7 +386,7 @@ async def run_gate(
     place: LaunchContext,
     *,
     out: str | None,
-    lines: TitledDisplay,
+    lines: Display,
     clock: Clock,
 ) -> Gate:
     """Every scenario; those so far where a signal asks for the end. UsageError comes before any, and leaves nothing."""
@@ -450,7 +448,7 @@ async def run_gate(
         async def compare(context: GateContext) -> GateScenario:
             shared: tuple[Finding, ...] = ()
             place_of_runs = directory / context.name.replace("/", "-")
-            recorder = Recorder(launcher, lines, place_of_runs, checkout=checkout.root)
+            recorder = Recorder(launcher, place_of_runs, checkout=checkout.root)
             replayed = context.run_spec.typed or ("--", *context.run_spec.argv)
             try:
                 if options.golden:

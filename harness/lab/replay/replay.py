@@ -93,9 +93,10 @@ class ReplayPlan:
         """Yield each run, and after it the same once more with operations where there is a step for them."""
         for number in range(1, self.num_runs + 1):
             run_spec = self.spec_of(number)
-            yield Variant(run_spec, number)
+            title = f"run {number} of {self.num_runs}"
+            yield Variant(run_spec, number, title)
             if self.op_step is not None:
-                yield Variant(replace(run_spec, op_step=self.op_step), number)
+                yield Variant(replace(run_spec, op_step=self.op_step), number, f"{title}, with operations")
 
 
 def make_plan(invocation: Invocation, options: ReplayOptions, replay_id: str) -> ReplayPlan:

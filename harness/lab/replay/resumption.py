@@ -32,7 +32,7 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import MALFORMED, read_text
-from harness.bits.text import path_text
+from harness.bits.text import count, path_text
 from harness.lab.experiment.launcher import Launcher, Run, check_program
 from harness.lab.replay.replay import ReplayOptions, ReplayPlan
 from harness.process.invocation import Invocation
@@ -632,12 +632,7 @@ def make_resume_plan(options: ReplayOptions, invocation: Invocation) -> ResumePl
 
 
 async def record_resumed(
-    resume: ResumePlan,
-    invocation: Invocation,
-    plan: ReplayPlan,
-    launcher: Launcher,
-    *,
-    ended: Callable[[Run, str], None],
+    resume: ResumePlan, invocation: Invocation, plan: ReplayPlan, launcher: Launcher
 ) -> ResumeVerdict:
     """Carry out the runs, until one is of no use, and say what was lost. UsageError for too large a directory."""
     resume_argv = resume.argv or plan.run_spec.resume_argv
@@ -659,9 +654,11 @@ async def record_resumed(
         told = {"directory": str(lines), "inside": str(side), "end_at": end_at, "is_asked": is_asked}
         spec = replace(plan.run_spec, argv=argv, callbacks={RECORDER: told})
         place = {**invocation.environ, "PWD": str(side)}
+        kind = "straight" if side is sides[0] else "resumed" if end_at is None else "interrupted"
+        launcher.display.title = title = f"run {len(runs) + 1}, {kind}"
         run = await launcher.record(spec, plan.directory, len(runs) + 1, environ=place, cwd=side)
         runs.append(run)
-        ended(run, "straight" if side is sides[0] else "resumed" if end_at is None else "interrupted")
+        launcher.display.end(f"{title}: {count(run.recording.num_steps, 'step')} in {run.duration_s:.1f} s")
         if launcher.interrupted_by:
             raise NoComparison(f"interrupted by {launcher.interrupted_by}")
         return read_record(lines, run.name)

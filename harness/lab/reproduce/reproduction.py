@@ -20,9 +20,9 @@ from harness.bits.redaction import REDACTED, redact_argv
 from harness.lab.experiment.flat_config import flattened
 from harness.lab.experiment.hints import NextCommand, next_command, step_command
 from harness.lab.experiment.launcher import (
+    Display,
     LaunchContext,
     Run,
-    TitledDisplay,
     Variant,
     open_launcher,
     record_variants,
@@ -327,7 +327,7 @@ class Reproduction:
 # ------------------------------------------------------------------------------------------------------------ the runs
 
 
-async def reproduce(plan: StepPlan, out: OutDirectory, place: LaunchContext, display: TitledDisplay) -> Reproduction:
+async def reproduce(plan: StepPlan, out: OutDirectory, place: LaunchContext, display: Display) -> Reproduction:
     """Run the steps of a plan again, once more with operations where they are asked for, in directories below `out`.
 
     Raises UsageError where an entry refuses its run before the first step.
@@ -339,9 +339,6 @@ async def reproduce(plan: StepPlan, out: OutDirectory, place: LaunchContext, dis
             Variant(replace(plan.run_spec, op_step=plan.step), 1, f"repetition of {steps}, with operations")
         )
 
-    def show_title(variant: Variant) -> None:
-        display.title = variant.title
-
     with open_launcher(place, display) as launcher:
-        runs = await record_variants(launcher, variants, out, began=show_title, ended=display.ended)
+        runs = await record_variants(launcher, variants, out)
         return Reproduction(compare_step(plan, runs), out.path, launcher.interrupted_by)

@@ -28,6 +28,7 @@ from harness.recording.latency import found
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder
 from harness.recording.run_spec import RUN, RunSpec
+from harness.render.run_lines import RunLines
 from tests.support.fake_clock import FakeClock
 
 DISTRIBUTIONS = cache(metadata.packages_distributions)
@@ -38,6 +39,7 @@ class InProcess:
     """Runs that are calls."""
 
     interrupted_by = ""
+    display = RunLines(say=lambda line: None)
 
     async def record(self, run_spec: RunSpec, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
         prepared = prepare(run_spec, parent / f"run-{number}", {})
@@ -63,19 +65,11 @@ def _ended_with_the_run(run_spec: RunSpec) -> Iterator[None]:
             setattr(module, name, function)
 
 
-class Silence:
-    """A listener that says nothing."""
-
-    def begins(self, perturbation: Mapping[str, Any]) -> None: ...
-
-    def finished(self, outcome: Any, duration_s: float) -> None: ...
-
-
 def searched(cwd: Path, scenario: str, **options: Any) -> Chaos:
     """A search over a scenario of the project in `cwd`, factors of its payload and of its process only."""
     subject = make_subject(Invocation(cwd, {}), ChaosOptions(scenario))
     factors = tuple(factor for factor in subject.factors if not factor.is_outside or factor.name == LATENCY)
     plan = ChaosPlan(subject, factors, cwd / "out", **options)
-    bench = ChaosExecutor(plan, cast(Launcher, InProcess()), {}, FakeClock(), Silence())
+    bench = ChaosExecutor(plan, cast(Launcher, InProcess()), {}, FakeClock())
     with patch.object(metadata, "packages_distributions", DISTRIBUTIONS):
         return asyncio.run(PerturbationSearch(plan, bench).search())
