@@ -6,7 +6,7 @@ import pytest
 
 from harness.bits.errors import UsageError
 from harness.bits.files import MAX_SETTINGS_BYTES
-from harness.lab.chaos.search import Choice, payload_factors
+from harness.lab.chaos.search import payload_factors
 from harness.lab.experiment.scenario import FULL, SMOKE, ScenarioFile, all_scenarios, find_scenario
 from rlcore.config import LEVELS, RUNTIME_SECTIONS, RunConfig, read_config
 from rlcore.errors import InvalidValueError
@@ -38,7 +38,7 @@ def test_an_entry_takes_whatever_chaos_may_give_it(file: ScenarioFile) -> None:
     names = {factor.name for factor in factors}
     assert {"runtime.concurrency", "output.evaluate_every", "output.checkpoint_every"} <= names
     for factor in factors:
-        values = factor.values.options if isinstance(factor.values, Choice) else (factor.values.low, factor.values.high)
+        values = (factor.values[0], factor.values[-1]) if isinstance(factor.values, range) else factor.values
         for value in values:
             read_config(scenario.payload(SMOKE, {**scenario.chaos.crash, factor.name: value}))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.chaos.search import Chaos, ChaosPlan, Factor, Finding, NotApplied, Outcome, Sign, Span, Subject, Tally
+from harness.lab.chaos.search import Chaos, ChaosPlan, Factor, Finding, NotApplied, Outcome, Sign, Subject, Tally
 from harness.lab.experiment.launcher import OUTPUT
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec
@@ -23,7 +23,7 @@ from tests.support.traces import flip_bit, steps_of, trace
 
 ENTRY = RunSpec(("python",), call=EntryCall("a:b", {}))
 FOREIGN = RunSpec(("python", "train.py", "--token", "hf_abcdefghijklmnopqrstuvwxyz0123456789"))
-FACTORS = (Factor("runtime.n", Span(1, 9)), Factor("threads", Span(1, 2)))
+FACTORS = (Factor("runtime.n", range(1, 10)), Factor("threads", range(1, 3)))
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_run_that_differs_from_itself_is_replayed(moved: Outcome) -> None:
     told = chaos(finding)
     assert command(told) == "PYTHONHASHSEED=0 rlharness replay tiny --size smoke --runs 4"
     for usual, said in ((5, "PYTHONHASHSEED=5 rlharness"), (None, "rlharness")):
-        factors = (*FACTORS, Factor("hash_seed", Span(0, 9), usual))
+        factors = (*FACTORS, Factor("hash_seed", range(10), usual))
         plan = replace(told.plan, subject=replace(told.plan.subject, factors=factors))
         assert command(replace(told, plan=plan)) == f"{said} replay tiny --size smoke --runs 4"
 

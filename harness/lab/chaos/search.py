@@ -12,7 +12,7 @@ search that is cut short keeps the smallest perturbation that was seen to fail.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -46,49 +46,6 @@ from harness.trace.reasons import CauseCode
 from harness.trace.verdict import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Integers from `low` to `high`, both included."""
-
-    low: int
-    high: int
-
-    def drawn(self, number: int, usual: Any) -> int:
-        """The value that a large number picks; never `usual`, where there is another."""
-        is_inside = isinstance(usual, int) and self.low <= usual <= self.high
-        if not is_inside or self.low == self.high:
-            return self.low + number % (self.high - self.low + 1)
-        value = self.low + number % (self.high - self.low)
-        return value if value < usual else value + 1
-
-    def __contains__(self, value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        return f"{self.low} to {self.high}"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Some values, the simplest first."""
-
-    options: tuple[Any, ...]
-
-    def drawn(self, number: int, usual: Any) -> Any:
-        """The value that a large number picks; never `usual`, where there is another."""
-        others = [option for option in self.options if not is_same(option, usual)] or list(self.options)
-        return others[number % len(others)]
-
-    def __contains__(self, value: object) -> bool:
-        return any(is_same(option, value) for option in self.options)
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.options))
-
-
-Values = Span | Choice
-
-
 def is_same(a: object, b: object) -> bool:
     """Whether two plain values are one: 1 is neither True nor 1.0."""
     return type(a) is type(b) and a == b
@@ -110,7 +67,8 @@ class Factor:
     """A setting that should not affect results."""
 
     name: str
-    values: Values
+    values: Sequence[Any]
+    """A range of integers, or some values, the simplest first."""
     usual: Any = None
     """In a run as it always is; None where it is not set there."""
     num_quarters: int = USUAL_QUARTERS
@@ -123,6 +81,24 @@ class Factor:
         """Whether it is brought from outside the program."""
         return self.name in OUTSIDE
 
+    @property
+    def shown_values(self) -> str:
+        """1 to 9; 2, off."""
+        span = self.values
+        return f"{span[0]} to {span[-1]}" if isinstance(span, range) else ", ".join(map(str, span))
+
+    def place_of(self, value: Any) -> int | None:
+        """Return the place of a value among those that it can have; None if it cannot have it."""
+        if isinstance(self.values, range):
+            return self.values.index(value) if type(value) is int and value in self.values else None
+        return next((at for at, each in enumerate(self.values) if is_same(each, value)), None)
+
+    def drawn(self, number: int) -> Any:
+        """Return the value that a large number picks; never the usual one, if there is another."""
+        usual = self.place_of(self.usual) if len(self.values) > 1 else None
+        at = number % (len(self.values) - (usual is not None))
+        return self.values[at + (usual is not None and at >= usual)]
+
 
 def outside_factors(num_cores: int, environ: Mapping[str, str]) -> tuple[Factor, ...]:
     """Return what can be changed of any program on this machine; what a crash needs is not known here."""
@@ -132,24 +108,9 @@ def outside_factors(num_cores: int, environ: Mapping[str, str]) -> tuple[Factor,
 
     seed, threads = environ.get("PYTHONHASHSEED") or str(USUAL_HASH_SEED), environ.get("OMP_NUM_THREADS", "")
     return (
-        Factor(HASH_SEED, Span(0, 2**32 - 1), usual(seed), about="the hash seed"),
-        Factor(THREADS, Span(1, max(2, num_cores)), usual(threads), about="the thread count"),
+        Factor(HASH_SEED, range(2**32), usual(seed), about="the hash seed"),
+        Factor(THREADS, range(1, max(2, num_cores) + 1), usual(threads), about="the thread count"),
     )
-
-
-def latency_factor() -> Factor:
-    """Return delays of a seed, before calls of what a scenario names."""
-    return Factor(LATENCY, Span(1, 10_000), 0, num_quarters=2, about="tool latency")
-
-
-def crash_factor(moments: Sequence[str]) -> Factor:
-    """A crash at one of these moments, which are written as `moment` writes them; the earliest first."""
-    return Factor(CRASH, Choice(tuple(moments)), num_quarters=1, about="a crash")
-
-
-def moment(step: int, phase: str) -> str:
-    """2.backward: before the first value of a phase is recorded; 2.end: after the step."""
-    return f"{step}.{phase}"
 
 
 def parse_moment(value: Any) -> tuple[int, str]:
@@ -195,11 +156,11 @@ def parse_only(texts: Sequence[str], factors: Sequence[Factor]) -> dict[str, Any
             found[name] = value
             continue
         factor, found[name] = by_name[name], read_yaml(value, f"--only {text}")
-        if factor.is_outside and found[name] not in factor.values:
-            raise UsageError(f"--only {text}", legal=f"{name} from {factor.values}")
+        if factor.is_outside and factor.place_of(found[name]) is None:
+            raise UsageError(f"--only {text}", legal=f"{name} from {factor.shown_values}")
         is_number = type(found[name]) is int or is_same(found[name], factor.usual)
-        if isinstance(factor.values, Span) and not is_number:
-            raise UsageError(f"--only {text}", legal=f"an integer: {name} is drawn from {factor.values}")
+        if isinstance(factor.values, range) and not is_number:
+            raise UsageError(f"--only {text}", legal=f"an integer: {name} is drawn from {factor.shown_values}")
     return found
 
 
@@ -214,12 +175,11 @@ def chosen(factors: Sequence[Factor], asked: str | None) -> tuple[Factor, ...]:
 
 def payload_factors(section: ChaosSection, usual: Mapping[str, Any], *, size: str = "") -> tuple[Factor, ...]:
     """Return the factors of a payload in a size, of which `usual` are the values at dotted keys."""
-    return tuple(
-        Factor(
-            key, Span(values.min, values.max) if isinstance(values, Range) else Choice(tuple(values)), usual.get(key)
-        )
-        for key, values in {**section.factors, **section.sizes.get(size, {})}.items()
-    )
+    declared = {**section.factors, **section.sizes.get(size, {})}
+    values = {
+        key: range(each.min, each.max + 1) if isinstance(each, Range) else tuple(each) for key, each in declared.items()
+    }
+    return tuple(Factor(key, each, usual.get(key)) for key, each in values.items())
 
 
 # ---------------------------------------------------------------------------------------------------- what is perturbed
@@ -290,8 +250,9 @@ def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
     section = asked.scenario.chaos
     flat = flattened(asked.scenario.payload(asked.size, asked.overrides))
     usual = {key: json.loads(text) for key, text in flat.items() if text != "{}"}
-    latency = (latency_factor(),) if section.latency else ()
-    crash = () if section.crash is None else (crash_factor(()),)
+    latency = [Factor(LATENCY, range(1, 10_001), 0, num_quarters=2, about="tool latency")] if section.latency else []
+    # Its moments are known after the baseline.
+    crash = [] if section.crash is None else [Factor(CRASH, (), num_quarters=1, about="a crash")]
 
     def spec_of(values: Mapping[str, Any]) -> RunSpec:
         return make_scenario_spec(replace(asked, swept={key: (each,) for key, each in values.items()}), recording)
@@ -355,7 +316,7 @@ def drawn(factors: Sequence[Factor], seed: int, index: int) -> dict[str, Any]:
     """Return the `index`-th perturbation of a seed: at least one factor, in the order of `factors`."""
     changed = [each for each in factors if number(seed, index, each.name, "whether") % QUARTERS < each.num_quarters]
     changed = changed or [factors[number(seed, index, "which") % len(factors)]]
-    return {each.name: each.values.drawn(number(seed, index, each.name, "value"), each.usual) for each in changed}
+    return {each.name: each.drawn(number(seed, index, each.name, "value")) for each in changed}
 
 
 def number(*parts: int | str) -> int:
@@ -831,12 +792,11 @@ def with_moments(factors: Sequence[Factor], baseline: Trace, *, is_cut: bool = F
 
     A run that is cut is ended with its last step: nothing comes right after that.
     """
-    moments = tuple(_moments(baseline))[: -1 if is_cut else None]
-    known = (crash_factor(moments) if each.name == CRASH else each for each in factors)
-    return tuple(each for each in known if each.name != CRASH or moments)
-
-
-def _moments(baseline: Trace) -> Iterator[str]:
+    moments = []
     for step in baseline.steps[1:]:
         phases = dict.fromkeys(value.phase for value in baseline.columns(step, min(baseline.logs(step))).values())
-        yield from (moment(step, phase) for phase in (*phases, END))
+        moments += [f"{step}.{phase}" for phase in (*phases, END)]
+    known = (
+        replace(each, values=moments[: -1 if is_cut else None]) if each.name == CRASH else each for each in factors
+    )
+    return tuple(each for each in known if each.values)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness.bits.digests import digest
 from harness.bits.errors import HarnessError, TraceError
-from harness.bits.files import MALFORMED, read_text
+from harness.bits.files import MALFORMED, read_text, write_replacing
 from harness.bits.findings import Finding
 from harness.lab.gate.change import (
     HALF_OF_THE_DIGITS,
@@ -156,7 +156,7 @@ def write_golden(directory: Path, golden: Golden) -> None:
         new.mkdir(parents=True, exist_ok=True)
         for path in (each for each in trace.directory.iterdir() if each.name in names):
             (shutil.copytree if path.is_dir() else shutil.copyfile)(path, new / path.name)
-        (new / GOLDEN).write_text(f"{text}\n", "utf-8")
+        write_replacing(new / GOLDEN, f"{text}\n")
         remove_tree(str(directory))
         new.rename(directory)
     except OSError as error:
