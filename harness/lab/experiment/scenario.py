@@ -24,7 +24,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -128,7 +128,7 @@ class Resumption(BaseModel):
 
 def _needs_a_header(schema: dict[str, Any]) -> None:
     """Require one of the keys that say what is run."""
-    schema["anyOf"] = [{"required": [key]} for key in ("extends", "command", "entry")]
+    schema["anyOf"] = [{"required": [key]} for key in ("command", "entry")]
 
 
 class Scenario(BaseModel):
@@ -138,8 +138,6 @@ class Scenario(BaseModel):
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, json_schema_extra=_needs_a_header
     )
 
-    extends: str = ""
-    """Scenario that this one differs from: its name, or a file beside this one. What is left out here is as there."""
     about: Line | Literal[""] = ""
     """One line for a person."""
     entry: Function | None = None
@@ -164,13 +162,10 @@ class Scenario(BaseModel):
     """The payload."""
 
     @model_validator(mode="after")
-    def _is_one_tree(self) -> Self:
+    def _is_consistent(self) -> Self:
+        """Check what concerns several keys: to resume or to perturb is no other run, so free sections hold the keys."""
         if dotted := next(keys_with_dots(self.config), ""):
             raise ValueError(f"config: the key {dotted!r} is empty or contains a dot; dots separate sections")
-        return self
-
-    @model_validator(mode="after")
-    def _runs_one_thing(self) -> Self:
         if (self.entry is None) == (self.command is None):
             raise ValueError("either entry or command is needed")
         if self.entry is not None and self.resume_command is not None:
@@ -185,19 +180,9 @@ class Scenario(BaseModel):
                 shlex.split(text or "")
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None
-        return self
-
-    @model_validator(mode="after")
-    def _resumes_freely(self) -> Self:
-        """To go on is no other run: its keys are no part of what a run is."""
         for key in (self.resume.run, self.resume.step) if self.resume else ():
             if key.partition(".")[0] not in self.runtime_sections:
                 raise ValueError(f"resume: {key} is not in a section of runtime settings")
-        return self
-
-    @model_validator(mode="after")
-    def _perturbs_freely(self) -> Self:
-        """What must not matter is no part of what a run is."""
         for fault in self.chaos.faults(self.runtime_sections, sizes=self.sizes, can_resume=self.resume is not None):
             raise ValueError(fault)
         return self
@@ -230,16 +215,11 @@ def shown_value(text: str) -> str:
     return value if isinstance(value, str) else text
 
 
-def parse_scenario(text: str, where: str, base_of: Callable[[str], Scenario] | None = None) -> Scenario:
-    """A scenario from the text of its file; UsageError, which begins with `where`, for whatever is wrong in it.
-
-    `base_of` finds the scenario that it extends.
-    """
+def parse_scenario(text: str, where: str) -> Scenario:
+    """A scenario from the text of its file; UsageError, which begins with `where`, for whatever is wrong in it."""
     fields = read_yaml(text, where)
     if not isinstance(fields, dict):
         raise UsageError(f"{where} is not a mapping", legal=KEYS, remedy="see rlharness scenarios")
-    if base_of and isinstance(name := fields.get("extends"), str):
-        fields = _merged(base_of(name).model_dump(exclude_unset=True), fields)
     return parse_fields(fields, where)
 
 
@@ -271,15 +251,6 @@ def _fault(location: tuple[int | str, ...], kind: str, message: str, value: Any)
     return f"{dotted} is missing" if kind == "missing" else f"{dotted} is {value!r}: {message}"
 
 
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sections merged key by key; any other value is the own one."""
-    both = {
-        key: _merged(base[key], value) if isinstance(value, Mapping) and isinstance(base.get(key), Mapping) else value
-        for key, value in own.items()
-    }
-    return {**base, **both}
-
-
 # ---------------------------------------------------------------------------------------------------------------- files
 
 A_COMMAND = "a command after --"
@@ -296,11 +267,8 @@ class ScenarioFile:
     table: Mapping[str, Any] | None = None
     """The table of pyproject.toml, where it is one."""
 
-    def read(self, *extending: Traversable) -> Scenario:
-        """Read the scenario in it; UsageError if the file cannot be read or is not a scenario.
-
-        `extending` are the files that extend this one.
-        """
+    def read(self) -> Scenario:
+        """Read the scenario in it; UsageError if the file cannot be read or is not a scenario."""
         if self.table is not None:
             fields = {key.replace("-", "_"): value for key, value in self.table.items() if key != "name"}
             return parse_fields(fields, f"{self.file}: scenario {self.name}")
@@ -313,21 +281,14 @@ class ScenarioFile:
         except (OSError, UnicodeDecodeError) as error:
             what = f": {error.strerror}" if isinstance(error, OSError) else f" is not a text file: {error.reason}"
             raise UsageError(f"{self.file}{what}", legal="YAML in UTF-8") from None
-
-        def base_of(name: str) -> Scenario:
-            directory = self.file.parent if isinstance(self.file, Path) else Path()
-            is_name = not name.endswith(ENDINGS) and directory.name == PACKAGE
-            base, files = find_scenario(name, directory.parent if is_name else directory), (*extending, self.file)
-            if base.file in files:
-                raise UsageError(f"{self.file} extends {name}, which extends it")
-            return base.read(*files)
-
-        return parse_scenario(text, str(self.file), base_of)
+        return parse_scenario(text, str(self.file))
 
 
 def all_scenarios(cwd: Path) -> list[ScenarioFile]:
     """Every one that has a name, by name; of two with one name that of the user's project."""
-    found = {each.name: each for place in (resources.files(PACKAGE), cwd / PACKAGE) for each in _in(place)}
+    places = [place for place in (resources.files(PACKAGE), cwd / PACKAGE) if place.is_dir()]
+    files = [file for place in places for file in place.iterdir() if is_scenario_file(file)]
+    found = {name_of(file): ScenarioFile(name_of(file), file) for file in files}
     config = load_config(cwd)
     for table in config.scenarios:
         assert config.path is not None
@@ -361,23 +322,6 @@ def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
             remedy=remedy,
         )
     return known[name]
-
-
-def nothing_to_run(command: str, cwd: Path) -> UsageError:
-    """That a command was typed with nothing to run."""
-    names = ", ".join(each.name for each in all_scenarios(cwd))
-    return UsageError(
-        f"rlharness {command} needs a scenario or a command",
-        legal=f"a scenario: {names}, or a YAML file; {A_COMMAND}",
-        remedy=f"rlharness {command} SCENARIO, or rlharness {command} -- python train.py",
-    )
-
-
-def _in(place: Traversable) -> Iterator[ScenarioFile]:
-    if place.is_dir():
-        for file in place.iterdir():
-            if is_scenario_file(file):
-                yield ScenarioFile(name_of(file), file)
 
 
 # ------------------------------------------------------------------------------------------------------------ run specs
@@ -423,7 +367,12 @@ def asked_run(
     if name is not None:
         return asked_scenario(invocation, name, options, SMOKE, A_COMMAND, is_isolated=is_isolated)
     if not invocation.trailing:
-        raise nothing_to_run(command, invocation.cwd)
+        names = ", ".join(each.name for each in all_scenarios(invocation.cwd))
+        raise UsageError(
+            f"rlharness {command} needs a scenario or a command",
+            legal=f"a scenario: {names}, or a YAML file; {A_COMMAND}",
+            remedy=f"rlharness {command} SCENARIO, or rlharness {command} -- python train.py",
+        )
     values = {"--size": options.size, "--set": options.overrides, "--sweep": options.sweep}
     if given := [option for option, value in values.items() if value]:
         raise UsageError(
@@ -498,7 +447,6 @@ def spec_of_call(call: EntryCall, level: str) -> RunSpec:
     bound, free = parts(call.config, call.runtime_sections)
     return RunSpec(
         argv=CHILD,
-        # Names that no key of a payload has.
         identity=redact_fields({ENTRY: call.entry, LEVEL: level, **flattened(bound)}),
         level=level,
         call=call,
