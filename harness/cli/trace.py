@@ -35,12 +35,11 @@ def trace(invocation: Invocation, /, *, out: str, **given: Any) -> int:
     """
     from harness.lab.experiment.command_spec import make_command_spec
     from harness.lab.experiment.preparation import place_of
-    from harness.lab.experiment.single_run import parse_conditions, run_here
+    from harness.lab.experiment.single_run import run_here
 
     run_spec = make_command_spec(invocation.trailing, opt.take_recording(given))
-    conditions = parse_conditions(given["break_on"], given["until"])
     directory = place_of(invocation.cwd, out)
-    run = run_here(run_spec, directory, invocation.environ, conditions, at_start=import_reports)
+    run = run_here(run_spec, directory, invocation.environ, at_start=import_reports, **given)
     from harness.render.recording import end_lines, recording_lines
 
     for line in recording_lines(run.recording, end_lines(run)):

@@ -2,10 +2,10 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from harness.bits.redaction import redact_argv
 from harness.bits.text import harmless
+from harness.lab.experiment.hints import NextCommand
 from harness.lab.report.subjects import Pair, Subject
 from harness.recording.entry_call import CALL
 from harness.recording.run_spec import TRAIN
@@ -16,15 +16,7 @@ VARIABLE, COMMIT, FILE = "variable ", "commit", "file "
 """Names, or their beginnings, of fields of a fingerprint."""
 
 
-@dataclass(frozen=True, slots=True)
-class Next:
-    """A command, and what it is for."""
-
-    why: str
-    command: str
-
-
-def next_commands(pair: Pair) -> list[Next]:
+def next_commands(pair: Pair) -> list[NextCommand]:
     """Return commands that find the first operation that differs; none for equal runs, or if one lacks the step.
 
     Each side is repeated or recorded again by itself if it is a scenario's, or if code, command, environment or machine
@@ -44,7 +36,7 @@ def next_commands(pair: Pair) -> list[Next]:
     if not argv or verdict.kind is Kind.NOT_COMPARABLE:
         return []
     why = "Run the command that the trace names twice on this machine, and find the first operation that differs"
-    return [Next(why, _typed("replay", "--step", step, "--trace-ops", "--", *argv))]
+    return [NextCommand(why, _typed("replay", "--step", step, "--trace-ops", "--", *argv))]
 
 
 def next_lines(pair: Pair) -> list[str]:
@@ -61,7 +53,7 @@ def next_lines(pair: Pair) -> list[str]:
     return [] if is_equal else [f"see both on one page: {_typed('report', pair.a.name, pair.b.name)}"]
 
 
-def _of_both(pair: Pair, step: str) -> Iterator[Next]:
+def _of_both(pair: Pair, step: str) -> Iterator[NextCommand]:
     """Yield the commands that record the operations of a step of both, each where it ran, and compare them."""
     sides = (pair.a, pair.b)
     if not all(each.trace.manifest and each.trace.manifest.argv for each in sides):
@@ -81,8 +73,10 @@ def _of_both(pair: Pair, step: str) -> Iterator[Next]:
             words, trace = ["reproduce", side.name, "--step", step, "--trace-ops", "--out", out], f"{out}/run-1-op"
             variables = []
         traces.append(trace)
-        yield Next(f"{side.letter}{_state(pair, side)}", shlex.join(redact_argv([*variables, "rlharness", *words])))
-    yield Next("the first operation that differs", _typed("diff", *traces))
+        yield NextCommand(
+            f"{side.letter}{_state(pair, side)}", shlex.join(redact_argv([*variables, "rlharness", *words]))
+        )
+    yield NextCommand("the first operation that differs", _typed("diff", *traces))
 
 
 def _state(pair: Pair, side: Subject) -> str:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.bits.levels import OFF
+from harness.bits.levels import DETERMINISTIC, OFF
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
-from harness.lab.experiment.hints import NextCommand, level_command, next_command, program_command, report_command
+from harness.lab.experiment.hints import NextCommand, command_line, next_command, program_command
 from harness.lab.experiment.launcher import Run
 from harness.lab.replay.replay import Comparison, Replay, ReplayPlan
 from harness.lab.replay.resumption import ResumeKind, ResumeVerdict
@@ -128,14 +128,11 @@ def _next_command(replay: Replay) -> NextCommand | str | None:
         return None
     is_first_diverged = apart[0].verdict.kind is Kind.DIVERGED
     if plan.op_step is not None and is_first_diverged and plan.run_spec.level == OFF and not plan.typed:
-        return level_command(run_spec, plan.timeout_s)
-    return report_command(*(_directory_of(replay, name) for name in (apart[0].a, apart[0].b)))
-
-
-def _directory_of(replay: Replay, name: str) -> Path:
-    """The directory of the trace that a comparison calls so."""
-    found = [run.recording.directory for run in replay.runs if run.name == name and not run.has_operations]
-    return found[0] if found else Path(name)
+        words = ("rlharness", "replay", "--level", DETERMINISTIC)
+        return f"test whether a level removes it: {command_line(words, run_spec, plan.timeout_s)}"
+    directories = {run.name: run.recording.directory for run in replay.runs if not run.has_operations}
+    sides = (path_text(directories.get(name, Path(name))) for name in (apart[0].a, apart[0].b))
+    return f"see both on one page: {shlex.join(['rlharness', 'report', *sides])}"
 
 
 def replay_json(replay: Replay) -> dict[str, Any]:

@@ -139,10 +139,10 @@ def test_without_its_cards_or_beside_another_harness_nothing_is_run(
 
 
 def test_what_was_prepared_can_be_taken_back(tmp_path: Path) -> None:
-    prepared = prepare(run_spec(tmp_path), tmp_path / "t", {"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    out, env = prepare(run_spec(tmp_path), tmp_path / "t", {"XDG_CACHE_HOME": str(tmp_path / "cache")})
     names = sorted(path.name for path in (tmp_path / "t").iterdir())
     assert names == ["call.json", "run.json"]
-    assert not {"PYTHONHASHSEED", "OMP_DYNAMIC"} & prepared.env.keys(), "free at level invariant"
-    assert prepared.env["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
-    prepared.out.give_back()
+    assert not {"PYTHONHASHSEED", "OMP_DYNAMIC"} & env.keys(), "free at level invariant"
+    assert env["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    out.give_back()
     assert not (tmp_path / "t").exists()

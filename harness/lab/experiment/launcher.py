@@ -146,26 +146,29 @@ class Launcher:
         has_operations = run_spec.op_step is not None
         directory = parent / f"run-{number}{'-op' if has_operations else ''}"
         marker = f"{context.run_id}-{directory.name}"
-        self.interruption.on_cancel = self.hearer or self._end_in_order(marker)
-        prepared = prepare(run_spec, directory, context.environ, marker)
+        ends = iter([self.supervisors.cancel])  # a first signal ends the run in order, a second at once
+        self.interruption.on_cancel = self.hearer or (lambda signal: next(ends, self.supervisors.kill)(marker))
+        out, env = prepare(run_spec, directory, context.environ, marker)
+        word, cwds = run_spec.argv[0], (context.cwd, self.context.cwd)  # a program of the worktree comes first
+        program = next(filter(None, (find_program(word, cwd, context.environ) for cwd in cwds)), word)
         spec = ProcessSpec(
-            argv=(self._program(run_spec, context), *run_spec.argv[1:]),
+            argv=(program, *run_spec.argv[1:]),
             cwd=str(context.cwd),
-            env=dict(prepared.env),
-            directory=str(prepared.directory),
+            env=env,
+            directory=str(out.path),
             marker=marker,
             timeout_s=context.timeout_s,
             startup_timeout_s=inf,
             grace_s=GRACE_S,
-            pid_file=str(prepared.directory / LEADER),
+            pid_file=str(out.path / LEADER),
         )
         self.display.begin()
-        end = await self._watch(asyncio.create_task(self.supervisors.run(spec)), prepared.directory / CURVE)
+        end = await self._watch(asyncio.create_task(self.supervisors.run(spec)), out.path / CURVE)
         recording = finish(
-            prepared.directory,
+            out.path,
             run_spec,
             exit_code(end),
-            leader_pid=read_pid(prepared.directory / LEADER),
+            leader_pid=read_pid(out.path / LEADER),
             problems=problems_of_end(end, context.timeout_s, self.interruption.by),
             notes=[
                 *notes_on(context.environ),
@@ -201,11 +204,6 @@ class Launcher:
         self.interruption.on_cancel = lambda signal_name: self.supervisors.kill(marker)
         return await self.supervisors.run(spec)
 
-    def _program(self, run_spec: RunSpec, context: LaunchContext) -> str:
-        """The path of the program of a run: that of its working directory, else that of the command's."""
-        word, cwds = run_spec.argv[0], (context.cwd, self.context.cwd)
-        return next(filter(None, (find_program(word, cwd, context.environ) for cwd in cwds)), word)
-
     async def _watch(self, task: "asyncio.Task[ProcessEnd]", curve: Path) -> ProcessEnd:
         """Wait for the end of an attempt, and show its progress."""
         began_s, num_steps = self.clock.monotonic_s(), 0
@@ -222,11 +220,6 @@ class Launcher:
                 task.cancel()
                 await asyncio.wait({task})
         return task.result()
-
-    def _end_in_order(self, marker: str) -> Callable[[str], None]:
-        """Return what a signal does to a run: the first ends it in order, the second at once."""
-        ends = iter([self.supervisors.cancel])
-        return lambda signal_name: next(ends, self.supervisors.kill)(marker)
 
 
 @contextmanager

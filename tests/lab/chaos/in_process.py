@@ -42,15 +42,15 @@ class InProcess:
     display = RunLines(say=lambda line: None)
 
     async def record(self, run_spec: RunSpec, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
-        prepared = prepare(run_spec, parent / f"run-{number}", {})
-        log = ProcessLog(RunSpec.parse((prepared.directory / RUN).read_text("utf-8")))
+        out, _ = prepare(run_spec, parent / f"run-{number}", {})
+        log = ProcessLog(RunSpec.parse((out.path / RUN).read_text("utf-8")))
         with _ended_with_the_run(run_spec):
             recorder = Recorder(log, last_step=run_spec.last_step, callbacks=make_callbacks(run_spec.callbacks))
-            code = call_entry(prepared.directory, run_spec.level, recorder, has_begun=lambda: log.rank is not None)
+            code = call_entry(out.path, run_spec.level, recorder, has_begun=lambda: log.rank is not None)
         if code == 0:
             log.note_return()
         log.close()
-        return Run(number, False, finish(prepared.directory, run_spec, code), 0.1)
+        return Run(number, False, finish(out.path, run_spec, code), 0.1)
 
 
 @contextmanager
