@@ -19,7 +19,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -85,15 +85,6 @@ OPTION = "--by"
 
 
 @dataclass(frozen=True, slots=True)
-class Classified:
-    """What a probe is."""
-
-    outcome: Outcome
-    reason: str
-    """In a few words."""
-
-
-@dataclass(frozen=True, slots=True)
 class Criterion:
     """Distinguishes good probes from bad ones."""
 
@@ -102,9 +93,26 @@ class Criterion:
     condition: Condition | None = None
     """Bad is where it holds; None of BITS."""
 
-    def classify(self, good: Trace, probe: Trace) -> Classified:
-        """What a probe is, beside the run that is known to be good."""
-        return _by_bits(good, probe) if self.condition is None else self._by_condition(self.condition, probe)
+    def classify(self, good: Trace, probe: Trace) -> tuple[Outcome, str]:
+        """Return what a probe is, beside the run that is known to be good, and the reason in a few words."""
+        if self.condition is not None:
+            condition, name = self.condition, self.condition.name_among(_names(probe))
+            points = [(point.step, point.values[name].value()) for point in probe.curve if name in point.values]
+            for step, value in points:
+                if isnan(value) or OPERATORS[condition.relation](value, condition.number):
+                    return Outcome.BAD, f"{condition.name} of step {step} is {value:.6g}"
+            if points:
+                return Outcome.GOOD, f"no step has {condition}"
+            return Outcome.SKIP, f"its curve has no {condition.name}"
+        verdict = diff(good, probe)
+        if verdict.first is None:
+            if verdict.kind is Kind.EQUAL:
+                return Outcome.GOOD, "every bit is the same"
+            codes = dict.fromkeys(reason.code.value for reason in verdict.reasons)
+            return Outcome.SKIP, f"cannot be compared: {', '.join(codes)}"
+        first = verdict.first.a or verdict.first.b
+        where = f", first in {first.phase} {first.name}" if first else ""
+        return Outcome.BAD, f"bits differ from step {verdict.first.step} on{where}"
 
     def check(self, good: Trace) -> None:
         """UsageError where the curve of the good one has nothing of what is asked for."""
@@ -115,15 +123,6 @@ class Criterion:
                 legal=", ".join(sorted(known)) or "nothing: this scenario records no curve",
                 remedy=f"{OPTION} {BITS} compares everything that is recorded",
             )
-
-    def _by_condition(self, condition: Condition, probe: Trace) -> Classified:
-        values = list(_values(probe, condition.name_among(_names(probe))))
-        if not values:
-            return Classified(Outcome.SKIP, f"its curve has no {condition.name}")
-        for step, value in values:
-            if isnan(value) or OPERATORS[condition.relation](value, condition.number):
-                return Classified(Outcome.BAD, f"{condition.name} of step {step} is {value:.6g}")
-        return Classified(Outcome.GOOD, f"no step has {condition}")
 
 
 def parse_criterion(text: str) -> Criterion:
@@ -141,29 +140,9 @@ def parse_criterion(text: str) -> Criterion:
     )
 
 
-def _by_bits(good: Trace, probe: Trace) -> Classified:
-    verdict = diff(good, probe)
-    first = verdict.first
-    if first is None:
-        if verdict.kind is Kind.EQUAL:
-            return Classified(Outcome.GOOD, "every bit is the same")
-        codes = dict.fromkeys(reason.code.value for reason in verdict.reasons)
-        return Classified(Outcome.SKIP, f"cannot be compared: {', '.join(codes)}")
-    value = first.a or first.b
-    where = f", first in {value.phase} {value.name}" if value else ""
-    return Classified(Outcome.BAD, f"bits differ from step {first.step} on{where}")
-
-
 def _names(trace: Trace) -> set[str]:
     """Of all values of the curve."""
     return {name for point in trace.curve for name in point.values}
-
-
-def _values(trace: Trace, name: str) -> Iterator[tuple[int, float]]:
-    """(step, value) of a name of the curve."""
-    for point in trace.curve:
-        if name in point.values:
-            yield point.step, point.values[name].value()
 
 
 # ----------------------------------------------------------------------------------------------------------- candidates
@@ -342,16 +321,13 @@ class PackageCandidates:
     async def requirements(self, version: str) -> list[str]:
         """What pip would install to have this version here; nothing where it is here. UnavailableError."""
         if version not in self._requirements:
-            self._requirements[version] = await self._resolved(version)
+            log = self._log()
+            report = log.with_suffix(".json")
+            arguments = ("install", "--dry-run", "--quiet", "--report", str(report), f"{self.name}=={version}")
+            await pip(self.session, arguments, log, f"{self.describe(version)} cannot be had here")
+            found = [each["metadata"] for each in json.loads(read_text(report))["install"]]
+            self._requirements[version] = [f"{each['name']}=={each['version']}" for each in found]
         return self._requirements[version]
-
-    async def _resolved(self, version: str) -> list[str]:
-        log = self._log()
-        report = log.with_suffix(".json")
-        arguments = ("install", "--dry-run", "--quiet", "--report", str(report), f"{self.name}=={version}")
-        await pip(self.session, arguments, log, f"{self.describe(version)} cannot be had here")
-        found = [each["metadata"] for each in json.loads(read_text(report))["install"]]
-        return [f"{each['name']}=={each['version']}" for each in found]
 
     def _log(self) -> Path:
         return self.directory / f"pip-{next(self._numbers)}"
@@ -478,7 +454,9 @@ async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str,
 
     Raises HarnessError for what the user can mend; UsageError before anything is made.
     """
-    run_spec = _run_spec(invocation, options)
+    asked = asked_run(invocation, "bisect", options.scenario, options.given, is_isolated=True)
+    run_spec = make_scenario_spec(asked, options.given.recording, is_isolated=True)
+    check_program(run_spec, invocation.cwd, invocation.environ)
     checkout = None if options.packages else Checkout(invocation.cwd, invocation.environ)
     ends = None if checkout is None else checked_ends(checkout, options.good or "", options.bad or "")
     place = LaunchContext(invocation.cwd, invocation.environ, bisect_id, options.timeout_s)
@@ -496,15 +474,6 @@ async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str,
         search = RevisionSearch(session, candidates, options.criterion, out, checkout_root=root)
         found = await search.first_bad(options.scenario or shlex.join(run_spec.shown_argv), run_spec)
         return replace(found, commit=None if checkout is None else checkout.commit(found.found.name))
-
-
-def _run_spec(invocation: Invocation, asked_for: BisectOptions) -> RunSpec:
-    """The scenario as it is in the working tree, or the command; UsageError where it cannot be run as asked for."""
-    options = asked_for.given
-    asked = asked_run(invocation, "bisect", asked_for.scenario, options, is_isolated=True)
-    run_spec = make_scenario_spec(asked, options.recording, is_isolated=True)
-    check_program(run_spec, invocation.cwd, invocation.environ)
-    return run_spec
 
 
 async def _versions(
@@ -570,7 +539,26 @@ class RevisionSearch:
             probes.append(probe)
             found = probe.name if probe.outcome is Outcome.BAD else found
             goods += [probe.name] if probe.outcome is Outcome.GOOD else []
-        return self._result(scenario, found, goods, (good, bad), probes)
+        by_name = {probe.name: probe for probe in (good, *probes, bad)}
+        first, last_good = by_name[found], by_name[goods[-1]]
+        assert first.directory is not None and last_good.directory is not None
+        suspects = [
+            by_name.get(each) or Probe(each, candidates.describe(each), Outcome.SKIP, "not looked at")
+            for each in candidates.suspects(found, goods)
+        ]
+        return Bisection(
+            scenario=scenario,
+            criterion=self.criterion,
+            good=good,
+            bad=bad,
+            probes=tuple(probes),
+            candidates=tuple(suspects),
+            found=first,
+            last_good=last_good,
+            verdict=diff(read_trace(last_good.directory), read_trace(first.directory)),
+            directory=self.directory,
+            interrupted_by=self.session.interrupted_by,
+        )
 
     async def _good_end(self, run_spec: RunSpec) -> Probe:
         """The good end, which is shown to agree with itself."""
@@ -600,11 +588,11 @@ class RevisionSearch:
         assert good.directory is not None
         self.good = read_trace(good.directory)
         self.criterion.check(self.good)
-        if (judged := self.criterion.classify(self.good, self.good)).outcome is not Outcome.GOOD:
-            found = "is bad" if judged.outcome is Outcome.BAD else "cannot be compared"
-            raise NothingToFindError(
-                f"{good.label}, which should be good, {found}: {judged.reason}", remedy="name an earlier one"
-            )
+        outcome, reason = self.criterion.classify(self.good, self.good)
+        if outcome is not Outcome.GOOD:
+            found = "is bad" if outcome is Outcome.BAD else "cannot be compared"
+            what = f"{good.label}, which should be good, {found}: {reason}"
+            raise NothingToFindError(what, remedy="name an earlier one")
 
     def _check_end(self, end: Probe) -> None:
         refuse_interrupted(self.session.interrupted_by)
@@ -649,30 +637,6 @@ class RevisionSearch:
         trace = read_trace(directory)
         if self.good is None:
             return Probe(name, label, Outcome.GOOD, "", directory)
-        judged = self.criterion.classify(self.good, trace)
-        self.session.display.end(f"{self.session.display.title}: {judged.outcome.value}, {judged.reason}")
-        return Probe(name, label, judged.outcome, judged.reason, directory)
-
-    def _result(
-        self, scenario: str, name: str, goods: list[str], ends: tuple[Probe, Probe], probes: list[Probe]
-    ) -> Bisection:
-        (good, bad), by_name = ends, {probe.name: probe for probe in (ends[0], *probes, ends[1])}
-        found, last_good = by_name[name], by_name[goods[-1]]
-        assert found.directory is not None and last_good.directory is not None
-        left = [
-            by_name.get(each) or Probe(each, self.candidates.describe(each), Outcome.SKIP, "not looked at")
-            for each in self.candidates.suspects(name, goods)
-        ]
-        return Bisection(
-            scenario=scenario,
-            criterion=self.criterion,
-            good=good,
-            bad=bad,
-            probes=tuple(probes),
-            candidates=tuple(left),
-            found=found,
-            last_good=last_good,
-            verdict=diff(read_trace(last_good.directory), read_trace(found.directory)),
-            directory=self.directory,
-            interrupted_by=self.session.interrupted_by,
-        )
+        outcome, reason = self.criterion.classify(self.good, trace)
+        self.session.display.end(f"{self.session.display.title}: {outcome.value}, {reason}")
+        return Probe(name, label, outcome, reason, directory)

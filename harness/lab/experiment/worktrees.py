@@ -79,16 +79,12 @@ class Checkout:
 
     def __init__(self, cwd: Path, environ: Mapping[str, str]) -> None:
         self._cwd = cwd.resolve()
-        self._environ = {name: value for name, value in environ.items() if name not in OF_ONE_CHECKOUT}
+        self.environ = {name: value for name, value in environ.items() if name not in OF_ONE_CHECKOUT}
+        """Variables for runs: without those that point git to another directory."""
         try:
             self.root = Path(self._git("rev-parse", "--show-toplevel")).resolve()
         except GitError as error:
             raise UsageError(f"{cwd} is not a git checkout ({error.what})", remedy="change into one") from None
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """The variables for runs: without those that point git to another directory."""
-        return self._environ
 
     def commit(self, revision: str) -> Commit:
         """The commit that a revision names; UsageError where there is none."""
@@ -183,8 +179,8 @@ class Checkout:
         return Side(
             root,
             root / at,
-            {**self._environ, "PYTHONPATH": of_entry},
-            {**self._environ, "PYTHONPATH": of_command, "PATH": os.pathsep.join(self._programs(root))},
+            {**self.environ, "PYTHONPATH": of_entry},
+            {**self.environ, "PYTHONPATH": of_command, "PATH": os.pathsep.join(self._programs(root))},
         )
 
     def _programs(self, root: Path) -> Iterator[str]:
@@ -195,7 +191,7 @@ class Checkout:
             yield str(path)
 
     def _paths(self, variable: str) -> list[str]:
-        return [entry for entry in self._environ.get(variable, "").split(os.pathsep) if entry]
+        return [entry for entry in self.environ.get(variable, "").split(os.pathsep) if entry]
 
     def _moved(self, entries: Sequence[str], root: Path, *, keeps: bool = False) -> Iterator[str]:
         """Entries of an import path that lie in the checkout, as they are in `root`; `keeps`: the others too."""
@@ -214,7 +210,7 @@ class Checkout:
         try:
             done = subprocess.run(
                 ["git", "-C", str(self._cwd), "--no-optional-locks", *words],  # reading writes nothing
-                env={**self._environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+                env={**self.environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 encoding="utf-8",
