@@ -76,21 +76,14 @@ REASONS = (BEHAVIOUR, NUMERICS, CONFIGURATION, NOT_COMPARABLE)
 DEFAULT = (BEHAVIOUR, NUMERICS, NOT_COMPARABLE)
 BROKEN = "broken"
 """Beside REASONS: the head does not run. It always fails."""
-OF_CHANGE = {
-    Change.NUMERICS: NUMERICS,
-    Change.BEHAVIOUR: BEHAVIOUR,
-    Change.CONFIGURATION: CONFIGURATION,
-    Change.REMOVED: CONFIGURATION,
-    Change.NONDETERMINISTIC: NOT_COMPARABLE,
-    Change.NOT_COMPARABLE: NOT_COMPARABLE,
-    Change.BROKEN: BROKEN,
-}
+REASON_OF = {Change.REMOVED: CONFIGURATION, Change.NONDETERMINISTIC: NOT_COMPARABLE}
+"""Reasons that are not called as their change."""
 
 
 def failure(change: Change, fail_on: Collection[str] = DEFAULT) -> tuple[str, ...]:
     """Return what fails of a scenario; BROKEN always does."""
-    found = OF_CHANGE.get(change)
-    return (found,) if found and found in (BROKEN, *fail_on) else ()
+    found = REASON_OF.get(change, change.value)
+    return (found,) if found in (BROKEN, *fail_on) else ()
 
 
 def policy_of(typed: str | None, keys: GateKeys, where: str) -> tuple[str, ...]:
