@@ -13,6 +13,7 @@ from harness.lab.chaos.search import (
     Chaos,
     Finding,
     Outcome,
+    Search,
     Sign,
     format_perturbation,
     recording_words,
@@ -104,13 +105,13 @@ def _problem(outcome: Outcome) -> str:
     return "; ".join(map(str, outcome.verdict.reasons))
 
 
-def _cut_short(found: Chaos | Varied) -> Iterator[str]:
+def _cut_short(found: Search) -> Iterator[str]:
     if found.interrupted_by or found.is_out_of_time:
         why = f"interrupted by {found.interrupted_by}" if found.interrupted_by else "time limit reached"
         yield f"{why} after {count(found.num_runs, 'run')}"
 
 
-def _without_baseline(chaos: Chaos | Varied) -> Iterator[str]:
+def _without_baseline(chaos: Search) -> Iterator[str]:
     """Yield the remedy for an incomplete baseline, and the last lines of its output."""
     yield from [f"remedy: {one_line(chaos.remedy)}"] if chaos.remedy else []
     yield from ending_lines(chaos.output) if chaos.output is not None else ()

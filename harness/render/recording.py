@@ -24,16 +24,21 @@ def recording_lines(recording: Recording, then: Iterable[str] = ()) -> Iterator[
         yield f"{state} {count(recording.num_steps, 'step')} of {ranks}, {size(recording.size_bytes)}, in {directory}"
     else:
         yield f"NOTHING RECORDED in {directory}"
-    for problem in recording.problems:
-        yield f"  {one_line(problem.what)}"
-        if problem.remedy:
-            yield f"    remedy: {one_line(problem.remedy)}"
+    yield from problem_lines(recording)
     for note in recording.notes:
         yield f"  note: {one_line(note)}"
     then = list(then)
     yield from then
     if recording.is_complete and not then:
         yield f"  compare it with another:  rlharness diff {directory} OTHER"
+
+
+def problem_lines(recording: Recording) -> Iterator[str]:
+    """Yield the problems of an incomplete recording with their remedies."""
+    for problem in recording.problems:
+        yield f"  {one_line(problem.what)}"
+        if problem.remedy:
+            yield f"    remedy: {one_line(problem.remedy)}"
 
 
 def size(num_bytes: int) -> str:

@@ -24,6 +24,7 @@ from harness.process.program_output import output_tail
 from harness.render.console import painted
 from harness.render.divergence import verdict_text
 from harness.render.operations import VALIDITY, non_finite_lines, operations_text, suspect_lines
+from harness.render.recording import problem_lines
 from harness.render.serialise import attributes, result_json, serialised
 from harness.trace.ops import OpVerdict
 from harness.trace.verdict import STEP_ONLY, Kind, Verdict
@@ -43,7 +44,8 @@ def replay_text(replay: Replay, *, colour: bool) -> str:
     for comparison in replay.comparisons:
         lines += _pair(f"A: {one_line(comparison.a)}  B: {comparison.b}", comparison.verdict, colour)
         lines += _operations(comparison)
-    lines += _failures([run for run in replay.runs if not run.recording.is_complete])
+    for run in replay.runs:
+        lines += [] if run.recording.is_complete else [f"{run.name} is incomplete", *_problems(run)]
     notes = [f"{run.name}: {note}" for run in replay.runs for note in dict.fromkeys(run.recording.notes)]
     lines += [f"  note: {one_line(note)}" for note in (*notes, *replay.notes)]
     if {each.verdict.kind for each in replay.comparisons} == {Kind.EQUAL} and replay.plan.against is None:
@@ -80,19 +82,9 @@ def _operations(comparison: Comparison) -> Iterator[str]:
         yield f"    valid: this recording did not change step {comparison.operations[0].step}"
 
 
-def _failures(runs: Sequence[Run]) -> Iterator[str]:
-    """What was wrong with each run, and the end of its output."""
-    for run in runs:
-        yield f"{run.name} is incomplete"
-        yield from _problems(run)
-
-
 def _problems(run: Run) -> Iterator[str]:
     """Yield the problems of an incomplete run with their remedies, and the end of its output."""
-    for problem in run.recording.problems:
-        yield f"  {one_line(problem.what)}"
-        if problem.remedy:
-            yield f"    remedy: {one_line(problem.remedy)}"
+    yield from problem_lines(run.recording)
     if not run.recording.is_complete:
         yield from (f"  {line}" for line in ending_lines(run.output))
 

@@ -511,14 +511,10 @@ class NotApplied:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chaos:
+@dataclass(frozen=True, kw_only=True)
+class Search:
     """A search that has ended."""
 
-    plan: ChaosPlan
-    finding: Finding | None = None
-    num_probes: int = 0
-    """Drawn ones that were run and applied."""
     num_runs: int = 0
     problem: str = ""
     """Why there is no baseline."""
@@ -528,6 +524,16 @@ class Chaos:
     interrupted_by: str = ""
     """The name of a signal; empty where none has asked for the end."""
     is_out_of_time: bool = False
+
+
+@dataclass(frozen=True)
+class Chaos(Search):
+    """A search for a perturbation that changes bits."""
+
+    plan: ChaosPlan
+    finding: Finding | None = None
+    num_probes: int = 0
+    """Drawn ones that were run and applied."""
     not_applied: tuple[NotApplied, ...] = ()
 
     @property

@@ -30,6 +30,7 @@ from harness.lab.chaos.search import (
     ChaosOptions,
     Executor,
     OutOfTimeError,
+    Search,
     ddmin,
     environ_of,
 )
@@ -363,22 +364,14 @@ def make_vary_plan(invocation: Invocation, options: ChaosOptions, chaos_id: str)
     return VaryPlan(settings, argv, spec_of, options, directory)
 
 
-@dataclass(frozen=True, slots=True)
-class Varied:
+@dataclass(frozen=True)
+class Varied(Search):
     """A comparison of settings that has ended."""
 
     plan: VaryPlan
     verdicts: tuple[Verdict, ...] = ()
-    num_runs: int = 0
-    problem: str = ""
-    """Why there is no base."""
-    remedy: str = ""
-    output: Path | None = None
-    """What the run printed that should have been the base."""
     unsteady: str = ""
     """Where the base differs from itself; empty if it repeats itself."""
-    interrupted_by: str = ""
-    is_out_of_time: bool = False
 
     @property
     def faults(self) -> tuple[Verdict, ...]:

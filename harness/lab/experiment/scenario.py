@@ -398,9 +398,18 @@ def asked_scenario(
     path.
     """
     asked = asked_of(name, find_scenario(name, invocation.cwd, *others).read(), options, default_size)
-    if asked.scenario.entry is not None and not is_isolated:
-        check_entries(invocation)
-    check_machine(invocation, asked.scenario)
+    if asked.scenario.entry is not None:
+        check_entries(invocation, is_isolated=is_isolated)
+    if num_gpus := asked.scenario.gpus:
+        from harness.machine.gpus import read_inventory
+
+        inventory = read_inventory("auto", invocation.environ)
+        if len(inventory.gpus) < num_gpus:
+            raise UsageError(
+                f"this scenario needs {count(num_gpus, 'GPU')}, and {len(inventory.gpus)} are free here",
+                legal="a machine with as many free GPUs within CUDA_VISIBLE_DEVICES",
+                remedy="rlharness doctor reports why GPUs cannot be used",
+            )
     return asked
 
 
@@ -498,32 +507,12 @@ def _swept(text: str, scenario: Scenario) -> tuple[str, tuple[Any, ...]]:
     return key, tuple(found)
 
 
-def check_entries(invocation: Invocation) -> None:
+def check_entries(invocation: Invocation, *, is_isolated: bool = False) -> None:
     """UsageError where no entry could be called and recorded here."""
-    if hidden_by := shadowing(invocation.cwd):
+    if not is_isolated and (hidden_by := shadowing(invocation.cwd)):
         raise UsageError(
             f"{hidden_by} would be imported instead of rlharness's own package", remedy="change into another directory"
         )
-    _check_torch()
-
-
-def check_machine(invocation: Invocation, scenario: Scenario) -> None:
-    """UsageError where this machine has not what a scenario needs."""
-    if scenario.entry is not None:
-        _check_torch()
-    if scenario.gpus:
-        from harness.machine.gpus import read_inventory
-
-        inventory = read_inventory("auto", invocation.environ)
-        if len(inventory.gpus) < scenario.gpus:
-            raise UsageError(
-                f"this scenario needs {count(scenario.gpus, 'GPU')}, and {len(inventory.gpus)} are free here",
-                legal="a machine with as many free GPUs within CUDA_VISIBLE_DEVICES",
-                remedy="rlharness doctor reports why GPUs cannot be used",
-            )
-
-
-def _check_torch() -> None:
     if find_spec("torch") is None:
         raise UsageError(
             f"torch is not installed for {sys.executable}, but recording an entry needs it",

@@ -31,7 +31,6 @@ from harness.lab.experiment.preparation import OutDirectory, place_of
 from harness.lab.experiment.recorded_run import (
     RecordedRun,
     check_step,
-    is_unfinished,
     read_recorded_run,
     root_of,
     trace_of_step,
@@ -226,13 +225,16 @@ def compare_step(plan: StepPlan, runs: Sequence[Run]) -> Repeated:
     if again is None:
         return Repeated(plan, tuple(runs), ())
     a, b = trace_of_step(recorded, plan.step), trace_of_step(again, plan.step)
+    ending = Ending.WHOLE
+    if plan.step not in recorded.steps and a is not None:
+        ending = Ending.SAME_MIDDLE if _num_values(a, plan.step) == _num_values(b, plan.step) else Ending.GOES_ON
     return Repeated(
         plan=plan,
         runs=tuple(runs),
         verdicts=tuple(_verdicts(plan, recorded, again)),
         num_values=_num_values(a, plan.step),
         root=(global_root(a, plan.step) if a is not None else None) or b"",
-        ending=_ending(recorded, a, b, plan.step),
+        ending=ending,
         operations=tuple(_operations(plan, b, runs[1:])),
     )
 
@@ -257,17 +259,10 @@ def _begins_as(trace: Trace, beginning: Trace, step: int) -> bool:
     for rank in beginning.ranks:
         values = list(beginning.columns(step, rank).values())
         of_trace = list(trace.columns(step, rank).values())[: len(values)]
-        if [value for value in of_trace if value.scope in CHAINED] != [
-            value for value in values if value.scope in CHAINED
-        ]:
+        both = ([value for value in each if value.scope in CHAINED] for each in (of_trace, values))
+        if next(both) != next(both):
             return False
     return True
-
-
-def _ending(recorded: Trace, a: Trace | None, b: Trace | None, step: int) -> Ending:
-    if not is_unfinished(recorded, step):
-        return Ending.WHOLE
-    return Ending.SAME_MIDDLE if _num_values(a, step) == _num_values(b, step) else Ending.GOES_ON
 
 
 def _num_values(trace: Trace | None, step: int) -> int:
