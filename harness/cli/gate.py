@@ -92,15 +92,10 @@ def gate_options(invocation: Invocation, given: dict[str, Any]) -> "GateOptions"
         golden = (config.path.parent if config.path else invocation.cwd) / keys.golden
     reason = given.pop("reason").strip()
     if given["accepts"] and not golden:
-        raise UsageError(
-            "--accept without goldens", legal="--golden DIR --accept", remedy="name the directory of the goldens"
-        )
+        raise UsageError("--accept without goldens", legal="--golden DIR --accept")
     if given["accepts"] != bool(reason):
-        raise UsageError(
-            "--accept without a reason" if given["accepts"] else "--reason without --accept",
-            legal="--accept --reason TEXT",
-            remedy="state why the bits may change; the gate stores the reason with the goldens",
-        )
+        what = "--accept without a reason" if given["accepts"] else "--reason without --accept"
+        raise UsageError(what, legal="--accept --reason TEXT, which the gate stores with the goldens")
     runs = given.pop("runs") or keys.runs or DEFAULT_RUNS
     if golden is not None and runs < LEAST_AGREEING:
         invocation.note(

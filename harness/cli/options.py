@@ -123,11 +123,8 @@ def experiment(kind: str, limit_s: float | None = math.inf) -> Decorator:
 
 def unwritable(what: str, path: Path, error: OSError) -> UsageError:
     """Return the error for a file that cannot be written."""
-    return UsageError(
-        f"{what} cannot be written to {path_text(path)}: {error.strerror}",
-        legal="a path that can be written to",
-        remedy="choose another one, or make room or permission there",
-    )
+    text = f"{what} cannot be written to {path_text(path)}: {error.strerror}"
+    return UsageError(text, remedy="choose another one, or make room or permission there")
 
 
 def show_json(value: Any) -> None:

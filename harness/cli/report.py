@@ -57,11 +57,8 @@ def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_j
         if path.exists():
             with open_regular(path, follows_links=True) as file:
                 if GENERATOR.encode() not in file.read(MARK_BYTES):
-                    raise UsageError(
-                        f"{path_text(path)} exists and is not a report",
-                        legal="a new file, or an earlier report, which is replaced",
-                        remedy="choose another file with --out, or delete this one",
-                    )
+                    what = f"{path_text(path)} exists and is not a report"
+                    raise UsageError(what, remedy="choose another file with --out, or delete this one")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_replacing(path, data)
     except OSError as error:

@@ -173,11 +173,8 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
 
     hidden_by = shadowing(invocation.cwd)
     if hidden_by and not given["safe_path"]:
-        raise UsageError(
-            f"{hidden_by} would be imported instead of rlharness's own package",
-            legal="a working directory without a top-level package `harness`, or --safe-path",
-            remedy="add --safe-path (pytest then starts without the working directory on sys.path)",
-        )
+        what = f"{hidden_by} would be imported instead of rlharness's own package"
+        raise UsageError(what, remedy="add --safe-path (pytest then starts without the working directory on sys.path)")
     selecting = [
         word for name in ("keyword", "marker") if (value := given[name]) is not None for word in (f"-{name[0]}", value)
     ]
@@ -189,11 +186,8 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     if config.path is not None and config.path.parent not in (invocation.cwd, *invocation.cwd.parents):
         invocation.note(f"configuration: {config.path}")
     if config.gpus_per_worker is not None and config.memory_gb_per_worker is not None:
-        raise UsageError(
-            f"{config.path}: [tool.rlharness] has both gpus-per-worker and memory-gb-per-worker",
-            legal="one of them: whole GPUs, or a budget on a shared GPU",
-            remedy="remove one of the two",
-        )
+        what = f"{config.path}: [tool.rlharness] has both gpus-per-worker and memory-gb-per-worker"
+        raise UsageError(what, legal="one of them: whole GPUs, or a budget on a shared GPU")
     root = config.path.parent if config.path else invocation.cwd
     layers = ({"cpu_units": num_cores()}, vars(config), given)
     settings: dict[str, Any] = {name: value for layer in layers for name, value in layer.items() if value is not None}
@@ -222,8 +216,5 @@ def _check_pytest_args(pytest_args: tuple[str, ...]) -> None:
     """Raise UsageError for an option of pytest that would leave a file without an outcome."""
     for arg in pytest_args:
         if arg.partition("=")[0] in RUN_NOTHING:
-            raise UsageError(
-                f"-- {arg}: with this option pytest runs no tests, or waits for input",
-                legal="after --, pytest options that run tests and need no input",
-                remedy=f"run pytest directly: pytest {arg} FILE; or use rlharness plan to see the schedule",
-            )
+            what = f"-- {arg}: with this option pytest runs no tests, or waits for input"
+            raise UsageError(what, remedy=f"run pytest directly: pytest {arg} FILE; or use rlharness plan")

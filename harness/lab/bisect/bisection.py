@@ -118,11 +118,8 @@ class Criterion:
         """UsageError where the curve of the good one has nothing of what is asked for."""
         known = _names(good)
         if self.condition and (name := self.condition.name_among(known)) not in known:
-            raise UsageError(
-                f"{OPTION} {self.text}: the curve of the good run has no value {name!r}",
-                legal=", ".join(sorted(known)) or "nothing: this scenario records no curve",
-                remedy=f"{OPTION} {BITS} compares everything that is recorded",
-            )
+            what = f"{OPTION} {self.text}: the curve of the good run has no value {name!r}"
+            raise UsageError(what, legal=", ".join(sorted(known)) or "nothing: this scenario records no curve")
 
 
 def parse_criterion(text: str) -> Criterion:
@@ -133,11 +130,7 @@ def parse_criterion(text: str) -> Criterion:
         condition = parse_condition(text, OPTION)
         if not condition.word:
             return Criterion(text, condition)
-    raise UsageError(
-        f"{OPTION} {text}",
-        legal=f"{BITS}, or METRIC>X, with one of {' '.join(OPERATORS)}",
-        remedy=f"{OPTION} 'loss>10'",
-    )
+    raise UsageError(f"{OPTION} {text}", legal=f"{BITS}, or METRIC>X, with one of {' '.join(OPERATORS)}")
 
 
 def _names(trace: Trace) -> set[str]:
@@ -220,12 +213,9 @@ def checked_ends(checkout: Checkout, good: str, bad: str) -> tuple[Commit, Commi
         raise UsageError(f"--good {good} and --bad {bad} are one commit", legal="two, the good one earlier")
     if not checkout.is_ancestor(*ends):
         turned = checkout.is_ancestor(ends[1], ends[0])
-        raise UsageError(
-            f"--good {good} is not an ancestor of --bad {bad}",
-            remedy=f"--good {bad} --bad {good} searches between them; then invert the condition of --by"
-            if turned
-            else f"git merge-base {good} {bad} names a common ancestor",
-        )
+        remedy = f"--good {bad} --bad {good} searches between them; then invert the condition of --by"
+        remedy = remedy if turned else f"git merge-base {good} {bad} names a common ancestor"
+        raise UsageError(f"--good {good} is not an ancestor of --bad {bad}", remedy=remedy)
     return ends
 
 
@@ -241,11 +231,8 @@ def parse_packages(text: str) -> tuple[str, Version, Version]:
     if good == bad:
         raise UsageError(f"--packages {text}: one version", legal=LEGAL)
     if good > bad:
-        raise UsageError(
-            f"--packages {text}: {good} is later than {bad}",
-            legal=LEGAL,
-            remedy=f"--packages {match[1]}=={bad}..{good} searches between them; then invert the condition of --by",
-        )
+        remedy = f"--packages {match[1]}=={bad}..{good} searches between them; then invert the condition of --by"
+        raise UsageError(f"--packages {text}: {good} is later than {bad}", remedy=remedy)
     return name, good, bad
 
 
@@ -257,11 +244,9 @@ def versions_between(known: Sequence[str], name: str, good: Version, bad: Versio
     by_version = {Version(text): text for text in known}
     for wanted in (good, bad):
         if wanted not in by_version:
-            raise UsageError(
-                f"pip finds no {name} {wanted} for Python {sys.version_info.major}.{sys.version_info.minor} here",
-                legal=", ".join(by_version[each] for each in sorted(by_version)[-12:]) or "none: it finds no version",
-                remedy=f"pip index versions {name} lists all versions except yanked ones",
-            )
+            what = f"pip finds no {name} {wanted} for Python {sys.version_info.major}.{sys.version_info.minor} here"
+            last = ", ".join(by_version[each] for each in sorted(by_version)[-12:])
+            raise UsageError(what, legal=last or "none", remedy=f"pip index versions {name} lists all versions")
     takes_all = good.is_prerelease or bad.is_prerelease
     return [by_version[v] for v in sorted(by_version) if good <= v <= bad and (takes_all or not v.is_prerelease)]
 
@@ -442,11 +427,7 @@ class BisectOptions:
         if self.packages and given:
             raise UsageError(f"--packages and {' '.join(given)}", legal="one of the two: revisions, or versions")
         if not self.packages and len(given) < 2:
-            raise UsageError(
-                "the range to search is missing",
-                legal="--good REV --bad REV, or --packages NAME==A..B",
-                remedy="rlharness bisect --good v1.0 --bad HEAD -- python train.py",
-            )
+            raise UsageError("the range to search is missing", legal="--good REV --bad REV, or --packages NAME==A..B")
 
 
 async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str, lines: Display) -> Bisection:
@@ -575,10 +556,8 @@ class RevisionSearch:
             refuse_interrupted(self.session.interrupted_by)
             words = run_spec.typed or ("--", *run_spec.argv)
             replay = shlex.join(redact_argv(["rlharness", "replay", *words]))
-            raise NothingToFindError(
-                f"two runs of {good.label} differ: {again.reason}",
-                remedy=f"{replay} shows the first difference; --level deterministic may remove it",
-            )
+            what = f"two runs of {good.label} differ: {again.reason}"
+            raise NothingToFindError(what, remedy=f"{replay}; --level deterministic may remove it")
         return good
 
     def _take(self, good: Probe) -> None:

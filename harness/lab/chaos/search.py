@@ -117,11 +117,7 @@ def parse_moment(value: Any) -> tuple[int, str]:
     """(step, phase) of 2.backward; UsageError for anything else."""
     step, _, phase = str(value).partition(".")
     if not step.isdecimal() or phase not in (*PHASES, END):
-        raise UsageError(
-            f"{CRASH}={value}",
-            legal=f"STEP.PHASE, with a phase of {', '.join(PHASES)}, or {END}",
-            remedy=f"--only {CRASH}=2.backward",
-        )
+        raise UsageError(f"{CRASH}={value}", legal=f"STEP.PHASE, with a phase of {', '.join(PHASES)}, or {END}")
     return int(step), phase
 
 
@@ -718,10 +714,8 @@ class PerturbationSearch:
         plan, baseline = self._plan, self._executor.baseline
         factors = with_moments(plan.factors, baseline, is_cut=plan.num_steps is not None)
         if not factors:
-            raise UsageError(
-                f"nothing to perturb: a run of {len(baseline.steps)} steps is too short for a crash",
-                remedy="run more steps, or omit --factors",
-            )
+            what = f"nothing to perturb: a run of {len(baseline.steps)} steps is too short for a crash"
+            raise UsageError(what, remedy="run more steps, or omit --factors")
         if await self._fails_unchanged(1):
             return
         wanted = [dict(plan.only)] * plan.num_repeats if plan.only is not None else []

@@ -82,11 +82,7 @@ def parse_settings(texts: Sequence[str], argv: Sequence[str]) -> dict[str, tuple
         name, _, values = text.partition("=")
         listed = tuple(values.split(","))
         if not _NAME.fullmatch(name) or len(listed) < 2 or "" in listed or len(set(listed)) < len(listed):
-            raise UsageError(
-                f"--vary {text}",
-                legal="NAME=BASE,OTHER,...: a name, the base value, and at least one other value",
-                remedy="--vary G=1,4 -- python train.py --accum {G}",
-            )
+            raise UsageError(f"--vary {text}", legal="NAME=BASE,OTHER", remedy="--vary G=1,4 -- python train.py {G}")
         if name in found:
             raise UsageError(f"--vary {name} is given twice", legal="each name once, with all its values")
         if not any(f"{{{name}}}" in word for word in argv):
@@ -97,11 +93,9 @@ def parse_settings(texts: Sequence[str], argv: Sequence[str]) -> dict[str, tuple
     for word in argv:
         alone = _ALONE.fullmatch(word)
         if alone and alone[1] not in found:
-            raise UsageError(
-                f"{{{alone[1]}}} in the command has no values",
-                legal=f"--vary {alone[1]}=BASE,OTHER for it; braces within a longer argument stay as they are",
-                remedy=f"add --vary {alone[1]}=BASE,OTHER, or check the spelling: {', '.join(found)}",
-            )
+            known = ", ".join(found)
+            remedy = f"add --vary {alone[1]}=BASE,OTHER, or check the spelling: {known}"
+            raise UsageError(f"{{{alone[1]}}} in the command has no values", remedy=remedy)
     return found
 
 
@@ -338,21 +332,14 @@ def make_vary_plan(invocation: Invocation, options: ChaosOptions, chaos_id: str)
     recording = options.scenario_options.recording
     asked = asked_run(invocation, "chaos --vary", options.scenario, options.scenario_options)
     if asked.scenario.command is None:
-        raise UsageError(
-            f"--vary and the scenario {options.scenario}",
-            legal="--vary of a command after --, or of a scenario that has a command",
-            remedy=f"rlharness replay {options.scenario} --sweep runtime.concurrency=1,16 compares runs of it",
-        )
+        raise UsageError(f"--vary and the scenario {options.scenario}", legal="a command, or a scenario that has one")
     varied = {text.partition("=")[0].strip() for text in options.vary}
     values = flattened(asked.scenario.payload(asked.size, asked.overrides))
     argv = asked.scenario.words({key: json.loads(text) for key, text in values.items() if key not in varied})
     recording = replace(recording, level=recording.level or asked.scenario.determinism)
     if options.of_factors:
-        raise UsageError(
-            f"{', '.join(f'--{name}' for name in options.of_factors)} with --vary",
-            legal="--vary, --bits, --steps, --max-seconds, --timeout, --level, --metric and --out",
-            remedy="omit it: --vary runs each of its values, and draws nothing",
-        )
+        what = f"{', '.join(f'--{name}' for name in options.of_factors)} with --vary"
+        raise UsageError(what, remedy="omit it: --vary runs each of its values, and draws nothing")
     settings = parse_settings(options.vary, argv)
 
     def spec_of(argv: tuple[str, ...]) -> RunSpec:

@@ -54,10 +54,8 @@ def make_command_spec(argv: tuple[str, ...], options: RecordingOptions) -> RunSp
     if not argv:
         raise UsageError("the command to record is missing", remedy="add it after --, as in: -- python train.py")
     if hidden := next((word for word in argv if REDACTED in word), ""):
-        raise UsageError(
-            f"{hidden} stands for a secret that rlharness removed from the command",
-            remedy=f"replace {REDACTED} by the secret, or pass it in an environment variable",
-        )
+        what = f"{hidden} stands for a secret that rlharness removed from the command"
+        raise UsageError(what, remedy=f"replace {REDACTED} by the secret, or pass it in an environment variable")
     return RunSpec(
         argv=argv,
         identity=command_identity(argv),
@@ -122,9 +120,6 @@ def checked_metric(text: str) -> str:
     try:
         parse_pattern(text)
     except ValueError as error:
-        raise UsageError(
-            f"--metric {text}: {error}",
-            legal="NAME=REGEX with one group around the number, or REGEX with a named group for each number",
-            remedy=r"--metric 'reward=mean reward ([-\d.e]+)'",
-        ) from None
+        example = r"--metric 'reward=mean reward ([-\d.e]+)', or a REGEX with a named group for each number"
+        raise UsageError(f"--metric {text}: {error}", legal=example) from None
     return text

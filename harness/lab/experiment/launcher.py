@@ -104,11 +104,8 @@ def check_program(run_spec: RunSpec, cwd: Path, environ: Mapping[str, str]) -> N
     """UsageError where there is no program to run, or the level excludes what the user has set."""
     run_spec.variables(environ)
     if find_program(run_spec.argv[0], cwd, environ) is None:
-        raise UsageError(
-            f"{run_spec.argv[0]} cannot be started: program not found",
-            legal="a program on PATH, or the path of a program",
-            remedy="check the spelling",
-        )
+        what = f"{run_spec.argv[0]} cannot be started: program not found"
+        raise UsageError(what, legal="a program on PATH, or the path of a program", remedy="check the spelling")
 
 
 @dataclass

@@ -50,9 +50,7 @@ class OutDirectory:
             recorded = f"what was recorded there: rm -r {shlex.quote(path_text(path))}"
             what = recorded if has_run else "what is there"
             raise UsageError(
-                f"{path_text(path)} is not empty",
-                legal="a new or empty directory",
-                remedy=f"choose another one with --out, or delete {what}",
+                f"{path_text(path)} is not empty", remedy=f"choose another one with --out, or delete {what}"
             )
         return cls(path, is_new)
 
@@ -91,11 +89,8 @@ def out_directory(cwd: Path, out: str | None, kind: str, own_id: str) -> OutDire
 
 
 def _unwritable(directory: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"nothing can be written to {path_text(directory)}: {error.strerror}",
-        legal="a new or empty directory that this user can write to",
-        remedy="choose another one with --out",
-    )
+    what = f"nothing can be written to {path_text(directory)}: {error.strerror}"
+    return UsageError(what, remedy="choose another one with --out")
 
 
 def prepare(
@@ -119,10 +114,8 @@ def prepare(
     except OSError as error:
         with suppress(OSError):
             out.give_back()  # nothing has run: the next command may take it
-        raise HarnessError(
-            f"{error.filename or path} cannot be written: {error.strerror}",
-            remedy="make room there, or choose another one with --out",
-        ) from None
+        what = f"{error.filename or path} cannot be written: {error.strerror}"
+        raise HarnessError(what, remedy="make room there, or choose another one with --out") from None
     python_path = [str(boot_directory()), *filter(None, [environ.get("PYTHONPATH", "")])]
     env = {**environ, **launched.level_env, **({ATTEMPT_MARKER: marker} if marker else {})}
     return out, {**env, RUN_VARIABLE: str(path), "PYTHONPATH": os.pathsep.join(python_path)}

@@ -71,10 +71,8 @@ class RecordedRun:
         if self.call is None:
             if hidden := [word for word in self.argv if REDACTED in word]:
                 typed = shlex.join([word.replace(REDACTED, "VALUE") for word in self.argv])
-                raise UsageError(
-                    f"the secrets of {path_text(self.directory)} were not recorded: {', '.join(hidden)}",
-                    remedy=f"rlharness reproduce {path_text(self.directory)} -- {typed}",
-                )
+                what = f"the secrets of {path_text(self.directory)} were not recorded: {', '.join(hidden)}"
+                raise UsageError(what, remedy=f"rlharness reproduce {path_text(self.directory)} -- {typed}")
             identity = command_identity(self.argv)
             return RunSpec(argv=self.argv, identity=identity, level=self.level, metrics=self.metrics, last_step=step)
         start, values = self.start_before(step), dict(overrides or {})
@@ -82,10 +80,8 @@ class RecordedRun:
             values |= {self.call.resume["run"]: str(self.directory.absolute()), self.call.resume["step"]: start}
         call = replace(self.call, config=overridden(self.call.config, values, "--set"))
         if hidden := [key for key, text in flattened(call.config).items() if REDACTED in text]:
-            raise UsageError(
-                f"the secrets of {path_text(self.directory)} were not recorded, but the run needs them",
-                remedy=f"add {' '.join(f'--set {shlex.quote(key)}=VALUE' for key in hidden)}",
-            )
+            what = f"the secrets of {path_text(self.directory)} were not recorded, but the run needs them"
+            raise UsageError(what, remedy=f"add {' '.join(f'--set {shlex.quote(key)}=VALUE' for key in hidden)}")
         from harness.lab.experiment.scenario import spec_of_call  # brings pydantic: half of a command's start
 
         return replace(spec_of_call(call, self.level), last_step=step, typed=self.typed)
@@ -106,22 +102,16 @@ def read_recorded_run(directory: Path, argv: tuple[str, ...] = ()) -> RecordedRu
     manifest = trace.manifest
     if not path.exists() and manifest is not None and manifest.argv and manifest.argv[: len(TRAIN)] != TRAIN:
         if argv and redact_argv(argv) != manifest.argv:
-            raise UsageError(
-                f"the command after -- is not that of {path_text(directory)}: {shlex.join(manifest.argv)}",
-                legal="the recorded command with its secrets, or nothing after --",
-                remedy=f"rlharness replay --against {path_text(directory)} -- COMMAND compares another one with it",
-            )
+            what = f"the command after -- is not that of {path_text(directory)}: {shlex.join(manifest.argv)}"
+            raise UsageError(what, legal="the recorded command with its secrets, or nothing after --")
         try:
             metrics = RunSpec.parse(read_regular(directory / RUN).decode()).metrics
         except (OSError, *MALFORMED):  # a trace without its orders: its command has to do
             metrics = ()
         return RecordedRun(trace, None, argv or manifest.argv, metrics)
     if argv:
-        raise UsageError(
-            "a recorded run of a scenario and a command",
-            legal="the directory of a run",
-            remedy="omit everything after --; rlharness replay -- COMMAND runs a command",
-        )
+        what = "a recorded run of a scenario and a command"
+        raise UsageError(what, remedy="omit everything after --; rlharness replay -- COMMAND runs a command")
     try:
         call = EntryCall.parse(read_regular(path, max_bytes=MAX_JSON_BYTES, follows_links=True))
     except FileNotFoundError:
@@ -171,11 +161,8 @@ def check_step(trace: Trace, step: int) -> None:
     known = recorded_steps_of(trace)
     if step not in known:
         span = f"{known[0]} to {known[-1]}" if known else "none"
-        raise UsageError(
-            f"--step {step}: {path_text(trace.directory)} has none",
-            legal=f"a step that it has recorded: {span}",
-            remedy="record a run with more steps",
-        )
+        what = f"--step {step}: {path_text(trace.directory)} has none"
+        raise UsageError(what, legal=f"a step that it has recorded: {span}", remedy="record a run with more steps")
 
 
 def root_of(trace: Trace | None, rank: int) -> bytes | None:

@@ -229,11 +229,8 @@ def parse_fields(fields: Mapping[str, Any], where: str) -> Scenario:
         return Scenario.model_validate(fields)
     except ValidationError as error:
         faults = [_fault(each["loc"], each["type"], each["msg"], each["input"]) for each in error.errors()]
-    raise UsageError(
-        f"{where}: {'; '.join(dict.fromkeys(faults))}",
-        legal=KEYS,
-        remedy="correct the file; rlharness schema scenario describes each key",
-    )
+    what = f"{where}: {'; '.join(dict.fromkeys(faults))}"
+    raise UsageError(what, legal=KEYS, remedy="correct the file; rlharness schema scenario describes each key")
 
 
 KEYS = f"the keys {', '.join(Scenario.model_fields)}"
@@ -306,21 +303,15 @@ def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
     """
     if name.endswith(ENDINGS) or "/" in name:
         if not (cwd / name).is_file():
-            raise UsageError(
-                f"there is no file {name}",
-                legal="; ".join(["a YAML file, or a name listed by rlharness scenarios", *others]),
-                remedy="check the spelling and the working directory",
-            )
+            legal = "; ".join(["a YAML file, or a name listed by rlharness scenarios", *others])
+            raise UsageError(f"there is no file {name}", legal=legal)
         return ScenarioFile(name, cwd / name)
     known = {each.name: each for each in all_scenarios(cwd)}
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         remedy = f"did you mean {' or '.join(near)}?" if near else "rlharness scenarios describes each"
-        raise UsageError(
-            f"there is no scenario {name!r}",
-            legal="; ".join([f"{', '.join(known)}, or a YAML file", *others]),
-            remedy=remedy,
-        )
+        what = f"there is no scenario {name!r}"
+        raise UsageError(what, legal="; ".join([f"{', '.join(known)}, or a YAML file", *others]), remedy=remedy)
     return known[name]
 
 
@@ -359,27 +350,16 @@ def asked_run(
 ) -> Asked:
     """Return the scenario to run, or one of the command after --; UsageError for neither, both, or unusable options."""
     if name is not None and invocation.trailing:
-        raise UsageError(
-            f"both the scenario {name} and a command are given",
-            legal="one of the two: a scenario, or a command after --",
-            remedy="change a scenario with --set KEY=VALUE",
-        )
+        raise UsageError(f"both the scenario {name} and a command are given", legal="one of the two")
     if name is not None:
         return asked_scenario(invocation, name, options, SMOKE, A_COMMAND, is_isolated=is_isolated)
     if not invocation.trailing:
         names = ", ".join(each.name for each in all_scenarios(invocation.cwd))
-        raise UsageError(
-            f"rlharness {command} needs a scenario or a command",
-            legal=f"a scenario: {names}, or a YAML file; {A_COMMAND}",
-            remedy=f"rlharness {command} SCENARIO, or rlharness {command} -- python train.py",
-        )
+        what = f"rlharness {command} needs a scenario or a command"
+        raise UsageError(what, legal=f"a scenario: {names}, or a YAML file; {A_COMMAND}")
     values = {"--size": options.size, "--set": options.overrides, "--sweep": options.sweep}
     if given := [option for option, value in values.items() if value]:
-        raise UsageError(
-            f"{', '.join(given)} without a scenario",
-            legal="a scenario; a command takes its own options",
-            remedy="rlharness scenarios lists the scenarios",
-        )
+        raise UsageError(f"{', '.join(given)} without a scenario", remedy="rlharness scenarios lists the scenarios")
     scenario = Scenario.model_construct(command=shlex.join(invocation.trailing))  # braces of others are no placeholders
     return Asked(command_name(invocation.trailing), scenario, "", (), {}, {})
 
@@ -405,11 +385,8 @@ def asked_scenario(
 
         inventory = read_inventory("auto", invocation.environ)
         if len(inventory.gpus) < num_gpus:
-            raise UsageError(
-                f"this scenario needs {count(num_gpus, 'GPU')}, and {len(inventory.gpus)} are free here",
-                legal="a machine with as many free GPUs within CUDA_VISIBLE_DEVICES",
-                remedy="rlharness doctor reports why GPUs cannot be used",
-            )
+            what = f"this scenario needs {count(num_gpus, 'GPU')}, and {len(inventory.gpus)} are free here"
+            raise UsageError(what, remedy="rlharness doctor reports why GPUs cannot be used")
     return asked
 
 
@@ -475,11 +452,7 @@ def override_of(text: str) -> tuple[str, Any]:
     """(dotted key, value) of KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UsageError(
-            f"--set {text}",
-            legal="a dotted key, an equals sign, and a value in YAML",
-            remedy="--set training.num_steps=20",
-        )
+        raise UsageError(f"--set {text}", legal="KEY=VALUE, with a value in YAML", remedy="--set training.num_steps=20")
     if REDACTED in value:
         what = f"--set {text}: rlharness removed a secret there"
         raise UsageError(what, legal="the value itself", remedy=f"replace {REDACTED} by the secret")
@@ -496,11 +469,9 @@ def _swept(text: str, scenario: Scenario) -> tuple[str, tuple[Any, ...]]:
         )
     free = scenario.runtime_sections
     if key.partition(".")[0] not in free:
-        raise UsageError(
-            f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable",
-            legal=f"keys of {', '.join(free)}" if free else "none: this scenario declares no runtime settings",
-            remedy="rlharness train records each run, and rlharness diff shows their first difference",
-        )
+        what = f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable"
+        legal = f"keys of {', '.join(free)}" if free else "none: this scenario declares no runtime settings"
+        raise UsageError(what, legal=legal)
     found = read_yaml(f"[{values}]", f"--sweep {text}")
     if not found:
         raise UsageError(f"--sweep {text}", legal="a value for each run, with commas between them")
@@ -514,7 +485,5 @@ def check_entries(invocation: Invocation, *, is_isolated: bool = False) -> None:
             f"{hidden_by} would be imported instead of rlharness's own package", remedy="change into another directory"
         )
     if find_spec("torch") is None:
-        raise UsageError(
-            f"torch is not installed for {sys.executable}, but recording an entry needs it",
-            remedy="pip install 'rlharness[engine]'",
-        )
+        what = f"torch is not installed for {sys.executable}, but recording an entry needs it"
+        raise UsageError(what, remedy="pip install 'rlharness[engine]'")

@@ -74,11 +74,8 @@ def check_run(run: RecordedRun, invocation: Invocation, *, is_trusted: bool) -> 
             return
         if not is_trusted:
             typed = one_line(shlex.join(run.argv))
-            raise UsageError(
-                f"{path_text(run.directory)} would run the command that it holds: {typed}",
-                legal="a command that is typed after --, that a scenario here names, or that is trusted",
-                remedy=f"add to this line: -- {typed}; or --trust if you trust it",
-            )
+            what = f"{path_text(run.directory)} would run the command that it holds: {typed}"
+            raise UsageError(what, remedy=f"add to this line: -- {typed}; or --trust if you trust it")
         found = [Unnamed("command", shlex.join(run.argv))]
     else:
         found = [*unnamed_in(run.call, scenarios), *_brought_by(run, run.call, invocation.cwd)]

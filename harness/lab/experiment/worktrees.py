@@ -92,11 +92,9 @@ class Checkout:
             name = self._git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
         except GitError:
             shallow = self.is_shallow
-            raise UsageError(
-                f"{revision} is not a commit here" + (", and this is a shallow clone" if shallow else ""),
-                legal="a branch, a tag or a commit of this repository",
-                remedy="git fetch --unshallow; in GitHub Actions, fetch-depth: 0" if shallow else "git fetch, git log",
-            ) from None
+            what = f"{revision} is not a commit here" + (", and this is a shallow clone" if shallow else "")
+            remedy = "git fetch --unshallow; in GitHub Actions, fetch-depth: 0" if shallow else "git fetch, git log"
+            raise UsageError(what, remedy=remedy) from None
         return Commit(*self._git("show", "--no-patch", f"--format={_FIELDS}", name).split("\0"))
 
     @property
@@ -221,10 +219,8 @@ class Checkout:
         except FileNotFoundError:
             raise GitError("there is no git", remedy="install git") from None
         except subprocess.CalledProcessError as error:
-            raise GitError(
-                f"git {words[0]}: {error.stderr.strip() or f'exit code {error.returncode}'}",
-                remedy=f"find the cause with git -C {shlex.quote(str(self._cwd))} {words[0]}",
-            ) from None
+            what = f"git {words[0]}: {error.stderr.strip() or f'exit code {error.returncode}'}"
+            raise GitError(what, remedy=f"git -C {shlex.quote(str(self._cwd))} {words[0]}") from None
         return done.stdout.rstrip("\n")
 
 
@@ -281,12 +277,8 @@ def imports_checkout(run: Run, side: Side, checkout: Path) -> bool:
     for source in sources:
         is_checkouts = source.is_relative_to(checkout.resolve()) and not source.is_relative_to(PACKAGE)
         if side.root != checkout and is_checkouts and not side.holds(str(source)):
-            raise UsageError(
-                f"the run imports from {source}, and not from the worktree at {side.root}",
-                legal="code below the working directory, on PYTHONPATH or the path of an editable install, or installed"
-                " in an environment of the worktree",
-                remedy="PYTHONPATH=src rlharness ..., or --setup COMMAND to install each revision (uv sync)",
-            )
+            what = f"the run imports from {source}, and not from the worktree at {side.root}"
+            raise UsageError(what, remedy="PYTHONPATH=src rlharness ..., or --setup COMMAND to install each revision")
     return any(side.holds(str(source)) for source in sources)
 
 

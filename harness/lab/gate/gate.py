@@ -96,11 +96,7 @@ def policy_of(typed: str | None, keys: GateKeys, where: str) -> tuple[str, ...]:
         where, words = "--fail-on", [word.strip() for word in typed.split(",")]
     words = () if list(words) == ["none"] else tuple(dict.fromkeys(words))
     if unknown := [word for word in words if word not in REASONS]:
-        raise UsageError(
-            f"{where} {unknown[0]!r}",
-            legal=", ".join((*REASONS, "or none")),
-            remedy="--fail-on behaviour,numerics; a scenario that does not run always fails",
-        )
+        raise UsageError(f"{where} {unknown[0]!r}", legal=", ".join((*REASONS, "or none")))
     return words
 
 
@@ -407,11 +403,7 @@ async def run_gate(
         known = {context.name for context in contexts}
         removed = [] if base is None else [name for name in scenario_names(base[1], options) if name not in known]
         if not contexts and not removed:
-            raise UsageError(
-                "there is no scenario to gate",
-                legal="scenarios of the project, as rlharness scenarios lists them, or a command after --",
-                remedy="rlharness gate -- python train.py",
-            )
+            raise UsageError("there is no scenario to gate", remedy="rlharness gate -- python train.py")
         directory = out_directory(place.cwd, out, GATES, place.run_id).path
         is_dirty = checkout.is_dirty  # before the runs, which may write anything
         head_commit, date = checkout.commit("HEAD"), f"{clock.wall():%Y-%m-%d}"
@@ -519,11 +511,8 @@ def _read_goldens(options: GateOptions, contexts: Iterable[GateContext]) -> dict
     if options.golden is None:
         return {}
     if not options.accepts and not options.golden.is_dir():
-        raise UsageError(
-            f"there are no goldens in {path_text(options.golden)}: it is not a directory",
-            legal="a directory that rlharness gate --accept has written to",
-            remedy="rlharness gate --golden DIR --accept --reason TEXT writes the first ones",
-        )
+        what = f"there are no goldens in {path_text(options.golden)}: it is not a directory"
+        raise UsageError(what, remedy="rlharness gate --golden DIR --accept --reason TEXT writes the first ones")
     return {each.name: read_goldens(golden_directory(options.golden, each.name, each.size)) for each in contexts}
 
 

@@ -161,7 +161,5 @@ def write_golden(directory: Path, golden: Golden) -> None:
         new.rename(directory)
     except OSError as error:
         remove_tree(str(new))
-        raise GoldenError(
-            f"{directory} cannot be written to: {error.strerror}",
-            remedy="make room there, or name another one with --golden",
-        ) from None
+        what = f"{directory} cannot be written to: {error.strerror}"
+        raise GoldenError(what, remedy="make room there, or name another one with --golden") from None

@@ -108,9 +108,7 @@ def make_plan(invocation: Invocation, options: ReplayOptions, replay_id: str) ->
     run_spec = run_specs[0]
     check_program(run_spec, invocation.cwd, invocation.environ)
     if options.has_operations and options.step is None:
-        raise UsageError(
-            "--trace-ops without --step", legal="--step K --trace-ops", remedy="name the step that diverged"
-        )
+        raise UsageError("--trace-ops without --step", legal="--step K --trace-ops")
     trace = read_trace(place_of(invocation.cwd, options.against)) if options.against else None
     num_runs = _num_runs(options, len(run_specs))
     out = out_directory(invocation.cwd, options.out, REPLAYS, replay_id)
@@ -140,11 +138,7 @@ def _num_runs(options: ReplayOptions, num_variants: int) -> int:
     UsageError for one run that is compared with nothing.
     """
     if options.num_runs == 1 and not options.against:
-        raise UsageError(
-            "--runs 1 leaves nothing to compare with",
-            legal="2 runs or more, or --against DIR",
-            remedy="rlharness trace --out DIR -- COMMAND, or rlharness train SCENARIO --out DIR, records a single run",
-        )
+        raise UsageError("--runs 1 leaves nothing to compare with", legal="2 runs or more, or --against DIR")
     return options.num_runs or max(num_variants, 1 if options.against else 2)
 
 

@@ -787,11 +787,8 @@ def copy_directory(source: Path, target: Path, out: Path) -> None:
             elif path.is_file():  # no FIFO, no socket
                 num_bytes += path.stat().st_size
                 if num_bytes > MAX_COPY_BYTES:
-                    raise UsageError(
-                        f"{path_text(source)} holds more than {MAX_COPY_BYTES >> 30} GiB",
-                        legal="a working directory of less: each side of a resume runs in a copy of it",
-                        remedy="run in a directory of the program's files, with links to its data",
-                    )
+                    what = f"{path_text(source)} holds more than {MAX_COPY_BYTES >> 30} GiB"
+                    raise UsageError(what, remedy="run in a directory of the program's files, with links to its data")
                 shutil.copy2(path, here / path.name)
 
 

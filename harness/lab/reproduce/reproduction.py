@@ -149,13 +149,9 @@ def free_overrides(run: RecordedRun, overrides: Sequence[str]) -> dict[str, Any]
     recorded = flattened(run.call.config)
     for key in values:
         if key.partition(".")[0] not in run.call.runtime_sections and REDACTED not in recorded.get(key, ""):
-            raise UsageError(
-                f"--set {key}: a different value makes a different run",
-                legal=f"keys of {', '.join(run.call.runtime_sections)}"
-                if run.call.runtime_sections
-                else "nothing: it has no runtime settings",
-                remedy="rlharness train records a different run, and rlharness diff shows the first difference",
-            )
+            free = ", ".join(run.call.runtime_sections)
+            what = f"--set {key}: a different value makes a different run"
+            raise UsageError(what, legal=f"keys of {free}" if free else "nothing: it has no runtime settings")
     return values
 
 
