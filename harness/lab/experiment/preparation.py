@@ -48,10 +48,8 @@ class OutDirectory:
         if not is_empty:
             has_run = any(next(path.glob(pattern), None) for pattern in (RUN, f"*/{RUN}"))
             recorded = f"what was recorded there: rm -r {shlex.quote(path_text(path))}"
-            what = recorded if has_run else "what is there"
-            raise UsageError(
-                f"{path_text(path)} is not empty", remedy=f"choose another one with --out, or delete {what}"
-            )
+            remedy = f"choose another one with --out, or delete {recorded if has_run else 'what is there'}"
+            raise UsageError(f"{path_text(path)} is not empty", remedy=remedy)
         return cls(path, is_new)
 
     def give_back(self) -> None:

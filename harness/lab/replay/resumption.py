@@ -619,13 +619,10 @@ def make_resume_plan(options: ReplayOptions, invocation: Invocation) -> ResumePl
     except ValueError as error:
         argv, problem = (), f" {error}"
     if unused or problem or not (argv or options.scenario) or not all(steps) or [*steps] != sorted({*steps}):
-        raise UsageError(
-            f"{', '.join(unused)} with --resume-at"
-            if unused
-            else f"--resume-at {options.resume_at} --resume-command {options.resume_command}:{problem} not usable",
-            legal="--resume-at K, or K,L, in optimizer steps, with --resume-command 'python train.py --resume DIR'",
-            remedy="rlharness replay --resume-at 7 --resume-command 'python train.py --resume DIR' -- python train.py",
-        )
+        what = f"--resume-at {options.resume_at} --resume-command {options.resume_command}:{problem} not usable"
+        what = f"{', '.join(unused)} with --resume-at" if unused else what
+        example = "--resume-at 7, or 7,9, with --resume-command 'python train.py --resume DIR'"
+        raise UsageError(what, legal=f"numbers of optimizer steps, and a command: {example}")
     if argv:
         check_program(RunSpec(argv), invocation.cwd, invocation.environ)
     return ResumePlan(steps, argv)
