@@ -16,11 +16,7 @@ from harness.process.invocation import Invocation
 @opt.option("--good REV", "Known-good revision.")
 @opt.option("--bad REV", "Known-bad descendant of the good revision.")
 @opt.option("--packages NAME==A..B", "Search between two versions of a package instead.")
-@opt.option(
-    "--by bits|METRIC>X",
-    "What makes a run bad: different bits, or a curve value.  [default: bits]",
-    default="bits",
-)
+@opt.option("--by bits|METRIC>X", "What makes a run bad: different bits, or a curve value.", default="bits")
 @opt.scenario
 @opt.setup
 @opt.experiment("bisections")

@@ -22,24 +22,11 @@ OF_FACTORS = ("count", "seed", "factors", "repeats", "only")
 @click.argument("scenario", required=False)
 @opt.option("--count N", "Number of perturbations to try.  [default: 20]", opt.COUNT)
 @opt.option("--seed S", "Seed for drawing perturbations.  [default: 0]", opt.INDEX)
-@opt.option(
-    "--factors NAME,NAME",
-    "Perturb only these factors, such as threads, hash_seed, or a runtime setting.  [default: all]",
-)
-@opt.option(
-    "--repeats R",
-    "While searching for the cause: how often a perturbation must run without a difference to count as harmless."
-    "  [default: 3]",
-    opt.COUNT,
-)
+@opt.option("--factors NAME,NAME", "Perturb only these: threads, hash_seed, a runtime setting.  [default: all]")
+@opt.option("--repeats R", "Equal runs after which a perturbation counts as harmless.  [default: 3]", opt.COUNT)
 @opt.many("--only FACTOR=VALUE", "Run only this perturbation, e.g. threads=2, or several combined.")
-@opt.option(
-    "--steps num_steps N", "For a scenario, and with --vary: run only the first N steps.  [default: all]", opt.COUNT
-)
-@opt.many(
-    "--vary NAME=BASE,OTHER",
-    "For a command: a setting that should change nothing beyond rounding. Each value replaces {NAME} in the command.",
-)
+@opt.option("--steps num_steps N", "Of a scenario, or with --vary: run only the first N steps.", opt.COUNT)
+@opt.many("--vary NAME=BASE,OTHER", "A setting that should change only rounding; its values replace {NAME}.")
 @opt.option("--bits has_bits", "With --vary: fail if a value changes any bit.")
 @opt.option("--max-seconds max_s S", "Start no new run after S seconds.", opt.ABOVE_0_S, default=math.inf)
 @opt.scenario

@@ -22,23 +22,12 @@ DEFAULT_RUNS = 2
     "  rlharness gate --base main -- python train.py"
 )
 @click.argument("names", metavar="[SCENARIO]...", nargs=-1)
-@opt.option(
-    "--base REV",
-    "Revision to compare with.  [default: the commit where this branch began; on the default branch, the parent"
-    " commit]",
-    default="",
-)
+@opt.option("--base REV", "Revision to compare with.  [default: where this branch began, else the parent]", default="")
 @opt.option("--golden DIR", "Compare with goldens: curves of earlier runs, committed in DIR.", opt.PATH)
-@opt.option(
-    "--accept accepts", "Run the working tree, and replace the goldens by its curves; needs --golden and --reason."
-)
+@opt.option("--accept accepts", "Replace the goldens by runs of the working tree; needs --golden and --reason.")
 @opt.option("--reason TEXT", "Why the goldens may change; stored with them.", default="")
 @opt.scenario
-@opt.option(
-    "--runs N",
-    "Number of runs of each revision; at least 2 with --golden.  [default: 2]",
-    opt.COUNT,
-)
+@opt.option("--runs N", "Runs of each revision; at least 2 with --golden.  [default: 2]", opt.COUNT)
 @opt.option(
     "--fail-on REASON,...",
     "Changes that fail the gate: behaviour, numerics, configuration, not_comparable; or none."

@@ -41,12 +41,16 @@ INDEX.name, COUNT.name, ABOVE_0_S.name = "whole number from 0", "whole number fr
 def option(words: str, text: str, kind: click.ParamType[Any] | None = None, **settings: Any) -> Decorator:
     """Return an option with a help text. `words` are its names, then its parameter and its metavar, if it has them.
 
+    The text names its default.
+
     An option with neither a metavar nor a type is a flag; one that can be turned off is None if it is not given.
     """
     names = [word for word in words.split() if word.startswith("-") or (word.isidentifier() and word.islower())]
     metavar = next((word for word in words.split() if word not in names), None)
     if metavar is None and kind is None:
         settings = {"is_flag": True, "default": None if "/" in words else False} | settings
+    elif settings.get("default") not in (None, "", math.inf) and "[default" not in text:
+        text += f"  [default: {settings['default']}]"
     return click.option(*names, metavar=metavar, type=kind, help=text, **settings)
 
 
@@ -72,14 +76,9 @@ color = option(
     click.Choice(["auto", "always", "never"]),
     default="auto",
 )
-trace_step = option(
-    "--trace-ops has_operations", "With --step K: record every operation of that step as well, in an additional run."
-)
+trace_step = option("--trace-ops has_operations", "With --step K: record its operations, in an additional run.")
 setup = option(
-    "--setup COMMAND",
-    "Shell command that prepares the worktree of each other revision, e.g. 'uv sync'. RLHARNESS_CHECKOUT names the"
-    " checkout, for data that git does not hold.",
-    default="",
+    "--setup COMMAND", "Shell command that prepares each worktree; RLHARNESS_CHECKOUT names the checkout.", default=""
 )
 recording = all_of(
     many("--metric metrics NAME=REGEX", "Read a curve value from the lines that the program prints."),
@@ -95,21 +94,11 @@ kept = all_of(
     option("--trace-ops op_step K", "Record every operation of step K; steps are numbered from 0.", INDEX),
 )
 breaks = all_of(
-    many(
-        "--break-on CONDITION",
-        "Stop the run within a step, as soon as it has a nan or an inf; or after a step, with a COMPARISON as for"
-        " --until.",
-    ),
-    many(
-        "--until COMPARISON",
-        "Stop the run after the first step whose curve (loss, reward_mean, any logged value) satisfies COMPARISON,"
-        " e.g. 'reward<0.2'.",
-    ),
+    many("--break-on CONDITION", "Stop the run at the first nan or inf, or after a step with a COMPARISON."),
+    many("--until COMPARISON", "Stop the run after the first step whose curve satisfies it, as 'reward<0.2'."),
 )
 scenario = all_of(
-    option(
-        "--size NAME", "For a scenario: a size that `rlharness scenarios` lists.  [default: full for train, else smoke]"
-    ),
+    option("--size NAME", "For a scenario: a size that it lists.  [default: full for train, else smoke]"),
     many("--set overrides KEY=VALUE", "For a scenario: override a dotted key of its configuration."),
     recording,
 )

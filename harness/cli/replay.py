@@ -17,24 +17,14 @@ from harness.process.invocation import Invocation
 )
 @click.argument("scenario", metavar="[SCENARIO]", required=False)
 @opt.scenario
-@opt.many(
-    "--sweep KEY=V1,V2",
-    "For a scenario: sweep a runtime setting, which must not affect results, with one value per run.",
-)
+@opt.many("--sweep KEY=V1,V2", "For a scenario: values of a runtime setting, which must not affect results.")
 @opt.option("--runs num_runs N", "Number of runs.  [default: 2; 1 with --against]", opt.COUNT)
 @opt.option("--against DIR", "Compare with the trace in DIR instead of the first run.", opt.PATH)
 @opt.experiment("replays")
 @opt.option("--step K", "Save the tensors of step K; steps are numbered from 0.", opt.INDEX)
 @opt.trace_step
-@opt.option(
-    "--resume-at K",
-    "Kill a run after K optimizer steps, resume it with --resume-command, and report what it lost; K,L kills the"
-    " resumed run after step L as well.",
-)
-@opt.option(
-    "--resume-command COMMAND",
-    "Command line that resumes the run of --resume-at.  [default: resume_command of the scenario]",
-)
+@opt.option("--resume-at K", "Kill a run after K steps, resume it, and report what it lost; K,L kills it again at L.")
+@opt.option("--resume-command COMMAND", "Command that resumes it.  [default: resume_command of the scenario]")
 @opt.output
 def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     """Run a scenario or program several times and compare each bit.

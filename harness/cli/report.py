@@ -29,12 +29,7 @@ _RUN = re.compile(r"run-(\d+)")
     " for all its runs. With three or more traces, each is compared with the first."
 )
 @click.argument("traces", metavar="TRACE|RUN...", nargs=-1, required=True, type=opt.PATH)
-@opt.option(
-    "--out FILE",
-    "File for the page; replaces an earlier report.  [default: report.html]",
-    opt.PATH,
-    default="report.html",
-)
+@opt.option("--out FILE", "File for the page; replaces an earlier report.", opt.PATH, default="report.html")
 @opt.json_flag
 @click.pass_obj
 def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_json: bool) -> int:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     " rlharness lists every such name that no local scenario declares, and uses it only with --trust."
 )
 @click.argument("subject", metavar="RUN", type=opt.PATH)
-@opt.option(
-    "--step K", "Repeat only step K, numbered from 0, starting from the nearest checkpoint before it.", opt.INDEX
-)
+@opt.option("--step K", "Repeat only step K, numbered from 0, from the nearest checkpoint.", opt.INDEX)
 @opt.trace_step
 @opt.option("--interactive is_interactive", "Open the step debugger at step K.")
 @opt.option("--commands FILE", "Read the debugger's commands from FILE.", opt.PATH)

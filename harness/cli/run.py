@@ -28,24 +28,13 @@ suite_options = opt.all_of(
         " ones, to schedule with; sim:4xA,4xB simulates two models.  [default: auto]",
         default="auto",
     ),
-    opt.option(
-        "--cpu-units", "How many files that need no GPU run at the same time.  [default: number of cores]", opt.COUNT
-    ),
+    opt.option("--cpu-units", "How many files without GPUs run at once.  [default: number of cores]", opt.COUNT),
     opt.option("-k keyword EXPR", "Run only tests whose names match, as -k of pytest does."),
     opt.option("-m marker EXPR", "Run only tests whose markers match, as -m of pytest does."),
     opt.option("--deselect NODE-ID", "Leave out the tests whose node id begins so. Repeatable.", multiple=True),
-    opt.option(
-        "--shard K/N",
-        "Run only shard K of N, balanced by expected durations; all N shards together run every file once.",
-    ),
-    opt.option(
-        "--last-failed --lf", "Run only what failed or did not run in the latest run, or everything if nothing did."
-    ),
-    opt.option(
-        "--resume RUN",
-        "Keep what passed in this run, unless its file has changed, and run everything else: a run id, latest, or"
-        " a directory.",
-    ),
+    opt.option("--shard K/N", "Run only shard K of N, balanced by expected durations."),
+    opt.option("--last-failed --lf", "Run only what failed or did not run in the latest run, else everything."),
+    opt.option("--resume RUN", "Keep what passed in this run, unless its file changed: an id, latest, or a directory."),
     opt.option("--failed-first --ff", "Start the files that failed in the latest run first."),
     opt.option(
         "--isolate",
@@ -54,19 +43,11 @@ suite_options = opt.all_of(
         " interpreter started for it.  [default: file]",
         click.Choice(["file", "test", "worker", "interpreter"]),
     ),
-    opt.option(
-        "--needs needs_file", 'TOML file that maps globs of test files to their needs, e.g. "tests/gpu/**" = 1.', FILE
-    ),
+    opt.option("--needs needs_file", 'TOML file of globs of test files and needs: "tests/gpu/**" = 1.', FILE),
     opt.option("--mix-models/--no-mix-models", "Allow a file to get GPUs of different models."),
-    opt.option(
-        "--workers-per-gpu N",
-        "How many files without a need share each GPU; each has that part of its memory as its budget.",
-        opt.COUNT,
-    ),
+    opt.option("--workers-per-gpu N", "Files without a need that share each GPU and its memory.", opt.COUNT),
     opt.option("--split/--no-split", "Run a file in parts if it would end long after the others.  [default: --split]"),
-    opt.option(
-        "--collect-timeout collect_timeout_s S", "Time limit for importing one file.  [default: 120]", opt.ABOVE_0_S
-    ),
+    opt.option("--collect-timeout collect_timeout_s S", "Limit for importing a file.  [default: 120]", opt.ABOVE_0_S),
     opt.option(
         "--containment",
         "How to contain and terminate process trees, strongest first: cgroup, pidns (a PID namespace), subreaper"
@@ -85,26 +66,12 @@ suite_options = opt.all_of(
 )
 @suite_options
 @opt.color
-@opt.option(
-    "--timeout timeout_s S",
-    "Time limit for one file; a timeout marker limits one test, and both apply.  [default: 1800]",
-    opt.ABOVE_0_S,
-)
-@opt.option(
-    "--grace grace_s S", "Seconds between SIGINT and SIGKILL when a file is ended.  [default: 10]", click.FloatRange(0)
-)
-@opt.option(
-    "--wait wait_s S",
-    "Wait up to S seconds for GPUs that others use: all that --gpus counts or names, or one with auto.  [default: 0]",
-    click.FloatRange(0),
-)
+@opt.option("--timeout timeout_s S", "Time limit of a file; a marker limits a test.  [default: 1800]", opt.ABOVE_0_S)
+@opt.option("--grace grace_s S", "Seconds from SIGINT to SIGKILL at a file's end.  [default: 10]", click.FloatRange(0))
+@opt.option("--wait wait_s S", "Wait up to S seconds for GPUs that others use.  [default: 0]", click.FloatRange(0))
 @opt.option("--slow slow_s S", "Report a file as slow after S seconds.  [default: 60]", click.FloatRange(0))
 @opt.option("--maxfail N", "Start no more files after N have failed; 0 means no limit.", COUNT)
-@opt.option(
-    "--retries N",
-    "Run the failed tests of a file again, up to N times; a file that then passes is flaky.  [default: 0]",
-    click.IntRange(0, 100),
-)
+@opt.option("--retries N", "Run failed tests up to N times again.  [default: 0]", click.IntRange(0, 100))
 @opt.option(
     "--check-leaning/--no-check-leaning",
     "Run a failing file once more after the files before it: one that then passes is leaning. That is a failure"

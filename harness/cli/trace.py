@@ -16,16 +16,8 @@ from harness.render.console import say
 @opt.recording
 @opt.kept
 @opt.breaks
-@opt.option(
-    "--all-state",
-    "Record large state of optimizers (moments of 64 kB and more) in every step, not only in every 8th.",
-)
-@opt.option(
-    "--sentinel N",
-    "Compare digests of weights, gradients and moments between ranks that must agree (DistributedDataParallel,"
-    " FSDP2), every N optimizer steps; end the program where they differ.",
-    opt.COUNT,
-)
+@opt.option("--all-state", "Record large state of optimizers in every step, not only in every 8th.")
+@opt.option("--sentinel N", "Compare replicas every N optimizer steps; end the program where they differ.", opt.COUNT)
 @click.pass_obj
 def trace(invocation: Invocation, /, *, out: str, **given: Any) -> int:
     """Record an unmodified PyTorch program in this terminal.

@@ -13,13 +13,7 @@ from harness.lab.experiment.hints import NextCommand, command_line, next_command
 from harness.lab.experiment.launcher import Run
 from harness.lab.replay.replay import Comparison, Replay, ReplayPlan
 from harness.lab.replay.resumption import ResumeKind, ResumeVerdict
-from harness.lab.reproduce.reproduction import (
-    Ending,
-    Repeated,
-    Reproduction,
-    StepOperations,
-    StepPlan,
-)
+from harness.lab.reproduce.reproduction import Ending, Repeated, Reproduction, StepOperations, StepPlan
 from harness.process.program_output import output_tail
 from harness.render.console import painted
 from harness.render.divergence import verdict_text

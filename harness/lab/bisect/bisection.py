@@ -37,14 +37,7 @@ from harness.bits.files import read_text
 from harness.bits.redaction import redact_argv
 from harness.bits.text import path_text
 from harness.lab.experiment.command_spec import ScenarioOptions
-from harness.lab.experiment.launcher import (
-    OUTPUT,
-    Display,
-    LaunchContext,
-    Launcher,
-    check_program,
-    open_launcher,
-)
+from harness.lab.experiment.launcher import OUTPUT, Display, LaunchContext, Launcher, check_program, open_launcher
 from harness.lab.experiment.preparation import out_directory
 from harness.lab.experiment.scenario import asked_run, make_scenario_spec
 from harness.lab.experiment.worktrees import (

@@ -24,16 +24,7 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import UNLIMITED, read_regular
 from harness.bits.text import count
-from harness.lab.chaos.search import (
-    BASELINE,
-    CHAOS,
-    ChaosOptions,
-    Executor,
-    OutOfTimeError,
-    Search,
-    ddmin,
-    environ_of,
-)
+from harness.lab.chaos.search import BASELINE, CHAOS, ChaosOptions, Executor, OutOfTimeError, Search, ddmin, environ_of
 from harness.lab.experiment.command_spec import make_command_spec
 from harness.lab.experiment.flat_config import flattened
 from harness.lab.experiment.launcher import Launcher, Run, check_program

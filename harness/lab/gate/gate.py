@@ -370,13 +370,7 @@ def _context(asked: Asked, side: Side, options: GateOptions) -> GateContext:
 
 
 async def run_gate(
-    options: GateOptions,
-    checkout: Checkout,
-    place: LaunchContext,
-    *,
-    out: str | None,
-    lines: Display,
-    clock: Clock,
+    options: GateOptions, checkout: Checkout, place: LaunchContext, *, out: str | None, lines: Display, clock: Clock
 ) -> Gate:
     """Every scenario; those so far where a signal asks for the end. UsageError comes before any, and leaves nothing."""
     given = checkout.commit(options.base) if options.base else None  # an unknown revision is reported at once

@@ -19,22 +19,9 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.redaction import REDACTED, redact_argv
 from harness.lab.experiment.flat_config import flattened
 from harness.lab.experiment.hints import NextCommand, next_command, step_command
-from harness.lab.experiment.launcher import (
-    Display,
-    LaunchContext,
-    Run,
-    Variant,
-    open_launcher,
-    record_variants,
-)
+from harness.lab.experiment.launcher import Display, LaunchContext, Run, Variant, open_launcher, record_variants
 from harness.lab.experiment.preparation import OutDirectory, place_of
-from harness.lab.experiment.recorded_run import (
-    RecordedRun,
-    check_step,
-    read_recorded_run,
-    root_of,
-    trace_of_step,
-)
+from harness.lab.experiment.recorded_run import RecordedRun, check_step, read_recorded_run, root_of, trace_of_step
 from harness.lab.experiment.scenario import check_entries, override_of
 from harness.lab.experiment.trust import check_run
 from harness.process.invocation import Invocation
