@@ -15,10 +15,7 @@ OF_FACTORS = ("count", "seed", "factors", "repeats", "only")
 """Options without --vary."""
 
 
-@click.command(
-    epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file. Without it, everything after -- is"
-    " the program:  rlharness chaos --vary G=1,4 -- python train.py --accum {G}"
-)
+@click.command(epilog=opt.either("chaos --vary G=1,4 -- python train.py --accum {G}"))
 @click.argument("scenario", required=False)
 @opt.option("--count N", "Number of perturbations to try.  [default: 20]", opt.COUNT)
 @opt.option("--seed S", "Seed for drawing perturbations.  [default: 0]", opt.INDEX)
@@ -70,4 +67,4 @@ def chaos_options(given: dict[str, Any]) -> "ChaosOptions":
     from harness.lab.chaos.search import ChaosOptions
 
     of_factors = {name: value for name in OF_FACTORS if (value := given.pop(name)) not in (None, ())}
-    return ChaosOptions(scenario_options=opt.take_scenario(given), of_factors=of_factors, **given)
+    return ChaosOptions(scenario_options=opt.take_options(given), of_factors=of_factors, **given)

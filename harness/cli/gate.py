@@ -28,11 +28,7 @@ DEFAULT_RUNS = 2
 @opt.option("--reason TEXT", "Why the goldens may change; stored with them.", default="")
 @opt.scenario
 @opt.option("--runs N", "Runs of each revision; at least 2 with --golden.  [default: 2]", opt.COUNT)
-@opt.option(
-    "--fail-on REASON,...",
-    "Changes that fail the gate: behaviour, numerics, configuration, not_comparable; or none."
-    "  [default: all except configuration]",
-)
+@opt.option("--fail-on REASON,...", "What fails: behaviour, numerics, configuration, not_comparable; or none.")
 @opt.setup
 @opt.experiment("gates", limit_s=None)
 @opt.output
@@ -90,7 +86,7 @@ def gate_options(invocation: Invocation, given: dict[str, Any]) -> "GateOptions"
         invocation.note(
             f"note: {LEAST_AGREEING} runs of the working tree are made, not {runs}: goldens need two runs that agree"
         )
-    scenario = opt.take_scenario(given)
+    scenario = opt.take_options(given)
     if not invocation.trailing:
         scenario = replace(scenario, size=scenario.size or keys.size)
     typed = given.pop("fail_on")

@@ -4,7 +4,7 @@ import functools
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from harness.process.run_directory import new_run_id
 from harness.render.console import show
 
 if TYPE_CHECKING:
-    from harness.lab.experiment.command_spec import RecordingOptions, ScenarioOptions
+    from harness.lab.experiment.command_spec import SpecOptions
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -67,6 +67,12 @@ def all_of(*options: Decorator) -> Decorator:
 def out(text: str, **settings: Any) -> Decorator:
     """Return the option for the directory of a result."""
     return option("--out DIR", f"Directory for the {text}", PATH, **settings)
+
+
+def either(example: str) -> str:
+    """Return the epilog of a command that takes a scenario or a command."""
+    scenario = "SCENARIO is a name listed by `rlharness scenarios`, or a YAML file."
+    return f"{scenario} Without it, everything after -- is the program:  rlharness {example}"
 
 
 json_flag = option("--json is_json", "Print the result as JSON on standard output.")
@@ -150,20 +156,12 @@ def output(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_output
 
 
-def take_recording(given: dict[str, Any]) -> "RecordingOptions":
-    """Take the options of a recording out of those that were given."""
-    from harness.lab.experiment.command_spec import RecordingOptions
-
-    fields = ("level", "metrics", "keep", "op_step", "all_state", "sentinel")
-    return RecordingOptions(**{each: value for each in fields if (value := given.pop(each, None)) is not None})
-
-
-def take_scenario(given: dict[str, Any]) -> "ScenarioOptions":
+def take_options(given: dict[str, Any]) -> "SpecOptions":
     """Take the options of a scenario and its recording out of those that were given."""
-    from harness.lab.experiment.command_spec import ScenarioOptions
+    from harness.lab.experiment.command_spec import SpecOptions
 
-    own = {each: given.pop(each) for each in ("size", "overrides", "sweep") if each in given}
-    return ScenarioOptions(recording=take_recording(given), **own)
+    names = [each.name for each in fields(SpecOptions)]
+    return SpecOptions(**{name: value for name in names if (value := given.pop(name, None)) is not None})
 
 
 def new_id() -> str:

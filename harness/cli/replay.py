@@ -11,10 +11,7 @@ from harness.cli import options as opt
 from harness.process.invocation import Invocation
 
 
-@click.command(
-    epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file. Without it, everything after -- is"
-    " the program:  rlharness replay -- python train.py --seed 7\n\nTo repeat a recorded run, use rlharness reproduce."
-)
+@click.command(epilog=opt.either("replay -- python train.py --seed 7"))
 @click.argument("scenario", metavar="[SCENARIO]", required=False)
 @opt.scenario
 @opt.many("--sweep KEY=V1,V2", "For a scenario: values of a runtime setting, which must not affect results.")
@@ -41,7 +38,7 @@ def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     from harness.render.replay import replay_json, replay_text, resume_json, resume_text
     from harness.render.run_lines import RunLines
 
-    options = ReplayOptions(scenario_options=opt.take_scenario(given), **given)
+    options = ReplayOptions(scenario_options=opt.take_options(given), **given)
     own_id = opt.new_id()
     is_resumed = options.resume_at is not None or options.resume_command is not None
     resume = make_resume_plan(options, invocation) if is_resumed else None

@@ -9,9 +9,7 @@ from harness.process.invocation import Invocation
 from harness.render.console import say
 
 
-@click.command(
-    epilog="Everything after -- is the program to record:  rlharness trace --out DIR -- python train.py --seed 7"
-)
+@click.command(epilog="After -- comes the program:  rlharness trace --out DIR -- python train.py --seed 7")
 @opt.out("trace; must be new or empty.", required=True)
 @opt.recording
 @opt.kept
@@ -29,7 +27,7 @@ def trace(invocation: Invocation, /, *, out: str, **given: Any) -> int:
     from harness.lab.experiment.preparation import place_of
     from harness.lab.experiment.single_run import run_here
 
-    run_spec = make_command_spec(invocation.trailing, opt.take_recording(given))
+    run_spec = make_command_spec(invocation.trailing, opt.take_options(given))
     directory = place_of(invocation.cwd, out)
     run = run_here(run_spec, directory, invocation.environ, at_start=import_reports, **given)
     from harness.render.recording import end_lines, recording_lines

@@ -32,9 +32,9 @@ def train(invocation: Invocation, /, *, scenario: str, out: str, is_json: bool, 
     from harness.lab.experiment.single_run import run_here
     from harness.render.recording import end_lines, recording_lines
 
-    options = opt.take_scenario(given)
+    options = opt.take_options(given)
     asked = asked_scenario(invocation, scenario, options, FULL)
-    run_spec = make_scenario_spec(asked, options.recording)
+    run_spec = make_scenario_spec(asked)
     directory, stdout = place_of(invocation.cwd, out), STDERR if is_json else None
     run = run_here(run_spec, directory, invocation.environ, stdout=stdout, **given)
     for line in recording_lines(run.recording, end_lines(run)):

@@ -145,7 +145,11 @@ def command(chaos: Chaos) -> str:
 
 def chaos_json(chaos: Chaos) -> dict[str, Any]:
     """Return the same in plain values, without secrets."""
-    plan = chaos.plan
+    plan, finding, own = chaos.plan, chaos.finding, None
+    if finding is not None:
+        own = attributes(finding, "perturbation", "drawn", "index", "is_smallest", "without")
+        own |= {**serialised(finding.outcome), **serialised(finding.tally), "problem": _problem(finding.outcome)}
+        own = {"sentence": sentence(chaos), **own, "reproduce": command(chaos)}
     return result_json(
         chaos,
         command=redact_argv(("rlharness", "chaos", *plan.subject.typed)),
@@ -153,14 +157,8 @@ def chaos_json(chaos: Chaos) -> dict[str, Any]:
         seed=plan.seed,
         factors=[factor.name for factor in plan.factors],
         num_probes_wanted=1 if plan.only is not None else plan.num_probes,
-        finding=chaos.finding and _finding_json(chaos, chaos.finding),
+        finding=own,
     )
-
-
-def _finding_json(chaos: Chaos, finding: Finding) -> dict[str, Any]:
-    own = attributes(finding, "perturbation", "drawn", "index", "is_smallest", "without")
-    own |= {**serialised(finding.outcome), **serialised(finding.tally), "problem": _problem(finding.outcome)}
-    return {"sentence": sentence(chaos), **own, "reproduce": command(chaos)}
 
 
 # -------------------------------------------------------------------------------------------------------------- --vary
@@ -203,7 +201,7 @@ def _summary(varied: Varied) -> tuple[str, str, str]:
 def next_commands(varied: Varied) -> list[str]:
     """Return the commands that look closer at the first difference, or at a base that does not repeat itself."""
     plan = varied.plan
-    words = recording_words(plan.options.scenario_options.recording)
+    words = recording_words(plan.options.scenario_options)
     if varied.unsteady:
         return [shlex.join(redact_argv(["rlharness", "replay", *words, "--", *plan.command({})]))]
     fault = next((each for each in varied.faults if each.kind is Kind.DIFFERENT and each.step is not None), None)

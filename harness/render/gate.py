@@ -29,7 +29,8 @@ def annotations(gate: Gate) -> Iterator[str]:
         is_failure = scenario.name in gate.failures
         if not is_failure and change in UNREMARKABLE:
             continue
-        title = f"{scenario.name}: {_title(gate, scenario)}"
+        reasons = ", ".join(gate.failures.get(scenario.name, ())) or LABELS[change].lower()
+        title = f"{scenario.name}: {reasons}"
         text = "\n".join([f"{LABELS[change]}{where(scenario)}", *detail_lines(scenario)])
         yield command("error" if is_failure else "warning", text, title=title)
 
@@ -37,10 +38,6 @@ def annotations(gate: Gate) -> Iterator[str]:
 def annotate(gate: Gate) -> None:
     """Say the annotations on standard error, which GitHub reads as well: standard output may be JSON."""
     say_lines(annotations(gate))
-
-
-def _title(gate: Gate, scenario: GateScenario) -> str:
-    return ", ".join(gate.failures.get(scenario.name, ())) or LABELS[scenario.comparison.change].lower()
 
 
 def append_summary(gate: Gate, environ: Mapping[str, str]) -> None:
@@ -175,13 +172,11 @@ def summary_line(gate: Gate) -> str:
 def gate_json(gate: Gate) -> dict[str, Any]:
     """Return the same in plain values."""
     head = {**serialised(gate.head), "is_dirty": gate.is_dirty}
-    scenarios = [_scenario_json(scenario) for scenario in gate.scenarios]
+    scenarios = []
+    for scenario in gate.scenarios:
+        found, own = serialised(scenario.comparison), attributes(scenario, "name", "against", "output", "notes")
+        notes = {name: found[name] + own[name] for name in ("notes", "note_codes")}
+        golden = scenario.golden and serialised(scenario.golden.history)
+        scenarios.append({**found, **own, **notes, "golden": golden})
     names = ("interrupted_by", "base", "fail_on", "failures", "directory", "notes")
     return result_json(gate, *names, head=head, scenarios=scenarios)
-
-
-def _scenario_json(scenario: GateScenario) -> dict[str, Any]:
-    found, own = serialised(scenario.comparison), attributes(scenario, "name", "against", "output", "notes")
-    notes = {name: found[name] + own[name] for name in ("notes", "note_codes")}
-    golden = scenario.golden and serialised(scenario.golden.history)
-    return {**found, **own, **notes, "golden": golden}

@@ -198,7 +198,13 @@ def repeated_lines(repeated: Repeated, *, colour: bool) -> Iterator[str]:
         return
     different = repeated.different
     if different is None:
-        yield _reproduced(repeated, colour=colour)
+        steps = _steps_before(plan)
+        values, before = (
+            count(repeated.num_values, "value"),
+            f"; and every bit of the {steps} before it" if steps else "",
+        )
+        ending = f"step {plan.step}: {ENDINGS[repeated.ending]}: {values}, every bit{before}"
+        yield f"{painted('REPRODUCED', GREEN, colour)}  {ending}"
     else:
         title = f"A: {one_line(path_text(plan.run.directory))}  B: its {_span(plan)} repeated"
         yield from _pair(title, different, colour)
@@ -210,13 +216,6 @@ def repeated_lines(repeated: Repeated, *, colour: bool) -> Iterator[str]:
 
 def _span(plan: StepPlan) -> str:
     return f"step {plan.step}" if plan.first == plan.step else f"steps {plan.first} to {plan.step}"
-
-
-def _reproduced(repeated: Repeated, *, colour: bool) -> str:
-    label = painted("REPRODUCED", GREEN, colour)
-    values, steps = count(repeated.num_values, "value"), _steps_before(repeated.plan)
-    before = f"; and every bit of the {steps} before it" if steps else ""
-    return f"{label}  step {repeated.plan.step}: {ENDINGS[repeated.ending]}: {values}, every bit{before}"
 
 
 def _how(repeated: Repeated) -> str:

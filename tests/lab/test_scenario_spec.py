@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.experiment.command_spec import RecordingOptions, ScenarioOptions
+from harness.lab.experiment.command_spec import SpecOptions
 from harness.lab.experiment.preparation import prepare
 from harness.lab.experiment.scenario import asked_scenario, make_scenario_spec
 from harness.process.invocation import Invocation
@@ -21,9 +21,9 @@ from tests.lab.scenario_texts import TINY, write_tiny
 SEEDED = settings(derandomize=True, max_examples=50)
 
 
-def options(*, level: str = "", metrics: tuple[str, ...] = (), **given_ones: Any) -> ScenarioOptions:
+def options(*, level: str = "", metrics: tuple[str, ...] = (), **given_ones: Any) -> SpecOptions:
     """Of a command line that gives nothing but these."""
-    return ScenarioOptions(recording=RecordingOptions(level, metrics), **given_ones)
+    return SpecOptions(level=level, metrics=metrics, **given_ones)
 
 
 def run_spec(
@@ -32,7 +32,7 @@ def run_spec(
     write_tiny(cwd)
     told = options(**given_ones)
     asked = asked_scenario(Invocation(cwd, environ), scenario, told, "smoke")
-    return make_scenario_spec(asked, told.recording, variant)
+    return make_scenario_spec(asked, variant)
 
 
 def test_the_identity_is_the_payload_without_what_is_free(tmp_path: Path) -> None:

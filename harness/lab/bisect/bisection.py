@@ -36,7 +36,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.files import read_text
 from harness.bits.redaction import redact_argv
 from harness.bits.text import path_text
-from harness.lab.experiment.command_spec import ScenarioOptions
+from harness.lab.experiment.command_spec import SpecOptions
 from harness.lab.experiment.launcher import OUTPUT, Display, LaunchContext, Launcher, check_program, open_launcher
 from harness.lab.experiment.preparation import out_directory
 from harness.lab.experiment.scenario import asked_run, make_scenario_spec
@@ -405,7 +405,7 @@ class BisectOptions:
     bad: str | None = None
     packages: str | None = None
     """NAME==A..B, in place of two revisions."""
-    given: ScenarioOptions = field(default_factory=ScenarioOptions)
+    given: SpecOptions = field(default_factory=SpecOptions)
     """What makes the run spec."""
     setup: str = ""
     """Command that prepares the worktree of each revision; empty for none."""
@@ -429,7 +429,7 @@ async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str,
     Raises HarnessError for what the user can mend; UsageError before anything is made.
     """
     asked = asked_run(invocation, "bisect", options.scenario, options.given, is_isolated=True)
-    run_spec = make_scenario_spec(asked, options.given.recording, is_isolated=True)
+    run_spec = make_scenario_spec(asked, is_isolated=True)
     check_program(run_spec, invocation.cwd, invocation.environ)
     checkout = None if options.packages else Checkout(invocation.cwd, invocation.environ)
     ends = None if checkout is None else checked_ends(checkout, options.good or "", options.bad or "")

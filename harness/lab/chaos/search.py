@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.crash import END
-from harness.lab.experiment.command_spec import RecordingOptions, ScenarioOptions
+from harness.lab.experiment.command_spec import SpecOptions
 from harness.lab.experiment.flat_config import flattened, overridden
 from harness.lab.experiment.launcher import Launcher, Run, check_program
 from harness.lab.experiment.plain_yaml import read_yaml
@@ -194,7 +194,7 @@ class ChaosOptions:
 
     scenario: str | None = None
     """None for the command after `--`."""
-    scenario_options: ScenarioOptions = field(default_factory=ScenarioOptions)
+    scenario_options: SpecOptions = field(default_factory=SpecOptions)
     of_factors: Mapping[str, Any] = field(default_factory=dict)
     """Of --count, --seed, --factors, --repeats and --only those that were given."""
     vary: tuple[str, ...] = ()
@@ -240,7 +240,6 @@ class Subject:
 
 def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
     """Return the subject of a command line; UsageError for what cannot be run."""
-    recording = options.scenario_options.recording
     outside = outside_factors(num_cores(), invocation.environ)
     asked = asked_run(invocation, "chaos", options.scenario, options.scenario_options)
     section = asked.scenario.chaos
@@ -251,18 +250,18 @@ def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
     crash = [] if section.crash is None else [Factor(CRASH, (), num_quarters=1, about="a crash")]
 
     def spec_of(values: Mapping[str, Any]) -> RunSpec:
-        return make_scenario_spec(replace(asked, swept={key: (each,) for key, each in values.items()}), recording)
+        return make_scenario_spec(replace(asked, swept={key: (each,) for key, each in values.items()}))
 
     return Subject(
         spec_of,
         (*payload_factors(section, usual, size=asked.size), *outside, *latency, *crash),
-        (*asked.typed, *recording_words(replace(recording, level="") if asked.typed else recording)),
+        (*asked.typed, *recording_words(replace(asked.options, level="") if asked.typed else asked.options)),
         section.crash,
         tuple(section.latency),
     )
 
 
-def recording_words(options: RecordingOptions) -> tuple[str, ...]:
+def recording_words(options: SpecOptions) -> tuple[str, ...]:
     """Return the words of a command line that say how its runs are recorded."""
     level = ("--level", options.level) if options.level else ()
     return (*level, *(word for metric in options.metrics for word in ("--metric", metric)))

@@ -320,14 +320,13 @@ def make_vary_plan(invocation: Invocation, options: ChaosOptions, chaos_id: str)
 
     UsageError for what cannot be used; nothing is made then.
     """
-    recording = options.scenario_options.recording
     asked = asked_run(invocation, "chaos --vary", options.scenario, options.scenario_options)
     if asked.scenario.command is None:
         raise UsageError(f"--vary and the scenario {options.scenario}", legal="a command, or a scenario that has one")
     varied = {text.partition("=")[0].strip() for text in options.vary}
     values = flattened(asked.scenario.payload(asked.size, asked.overrides))
     argv = asked.scenario.words({key: json.loads(text) for key, text in values.items() if key not in varied})
-    recording = replace(recording, level=recording.level or asked.scenario.determinism)
+    recording = replace(asked.options, level=asked.options.level or asked.scenario.determinism)
     if options.of_factors:
         what = f"{', '.join(f'--{name}' for name in options.of_factors)} with --vary"
         raise UsageError(what, remedy="omit it: --vary runs each of its values, and draws nothing")

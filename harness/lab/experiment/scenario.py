@@ -39,8 +39,7 @@ from harness.bits.files import MAX_SETTINGS_BYTES, read_text
 from harness.bits.redaction import REDACTED, redact_fields
 from harness.bits.text import count
 from harness.lab.experiment.command_spec import (
-    RecordingOptions,
-    ScenarioOptions,
+    SpecOptions,
     checked_metric,
     command_identity,
     command_name,
@@ -334,6 +333,7 @@ class Asked:
     overrides: Mapping[str, Any]
     swept: Mapping[str, tuple[Any, ...]]
     """By dotted key, the value of each run in turn."""
+    options: SpecOptions
 
     @property
     def num_variants(self) -> int:
@@ -346,7 +346,7 @@ class Asked:
 
 
 def asked_run(
-    invocation: Invocation, command: str, name: str | None, options: ScenarioOptions, *, is_isolated: bool = False
+    invocation: Invocation, command: str, name: str | None, options: SpecOptions, *, is_isolated: bool = False
 ) -> Asked:
     """Return the scenario to run, or one of the command after --; UsageError for neither, both, or unusable options."""
     if name is not None and invocation.trailing:
@@ -361,13 +361,13 @@ def asked_run(
     if given := [option for option, value in values.items() if value]:
         raise UsageError(f"{', '.join(given)} without a scenario", remedy="rlharness scenarios lists the scenarios")
     scenario = Scenario.model_construct(command=shlex.join(invocation.trailing))  # braces of others are no placeholders
-    return Asked(command_name(invocation.trailing), scenario, "", (), {}, {})
+    return Asked(command_name(invocation.trailing), scenario, "", (), {}, {}, options)
 
 
 def asked_scenario(
     invocation: Invocation,
     name: str,
-    options: ScenarioOptions,
+    options: SpecOptions,
     default_size: str,
     *others: str,
     is_isolated: bool = False,
@@ -390,21 +390,20 @@ def asked_scenario(
     return asked
 
 
-def asked_of(name: str, scenario: Scenario, options: ScenarioOptions, default_size: str) -> Asked:
+def asked_of(name: str, scenario: Scenario, options: SpecOptions, default_size: str) -> Asked:
     """A scenario as options ask for it; UsageError for a size that it has not, and options that cannot be used."""
     size = scenario.chosen_size(options.size, default_size)
     swept = dict(_swept(text, scenario) for text in options.sweep)
-    level = options.recording.level
+    level = options.level
     given = {"size": (size,) if size in scenario.sizes else (), "set": options.overrides}
     given |= {"sweep": options.sweep, "level": (level,) if level else ()}
     typed = (name, *(word for option, texts in given.items() for text in texts for word in (f"--{option}", text)))
-    return Asked(name, scenario, size, typed, dict(map(override_of, options.overrides)), swept)
+    return Asked(name, scenario, size, typed, dict(map(override_of, options.overrides)), swept, options)
 
 
-def make_scenario_spec(
-    asked: Asked, options: RecordingOptions, variant: int = 0, *, is_isolated: bool = False
-) -> RunSpec:
+def make_scenario_spec(asked: Asked, variant: int = 0, *, is_isolated: bool = False) -> RunSpec:
     """The run spec of one run of a scenario; UsageError for overrides and options that cannot be used."""
+    options = asked.options
     scenario, level = asked.scenario, options.level or asked.scenario.determinism
     payload = scenario.payload(asked.size, asked.overrides_of(variant))
     if scenario.entry is None:

@@ -20,7 +20,7 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.findings import Finding
 from harness.bits.text import path_text
-from harness.lab.experiment.command_spec import ScenarioOptions
+from harness.lab.experiment.command_spec import SpecOptions
 from harness.lab.experiment.launcher import Display, LaunchContext, Launcher, Run, check_program, open_launcher
 from harness.lab.experiment.preparation import out_directory
 from harness.lab.experiment.recording_result import Problem
@@ -301,7 +301,7 @@ class GateOptions:
     accepts: bool
     reason: str
     """Why goldens are rewritten."""
-    given: ScenarioOptions
+    given: SpecOptions
     """What makes a run spec of a scenario or of the command."""
     setup: str
     """Command that prepares the base's worktree; empty for none."""
@@ -365,7 +365,7 @@ def base_context(context: GateContext, head: Side, base: Side, options: GateOpti
 
 
 def _context(asked: Asked, side: Side, options: GateOptions) -> GateContext:
-    run_spec = make_scenario_spec(asked, options.given.recording, is_isolated=True)
+    run_spec = make_scenario_spec(asked, is_isolated=True)
     return GateContext(asked.name, asked.size, side, run_spec)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiment.command_spec import ScenarioOptions
+from harness.lab.experiment.command_spec import SpecOptions
 from harness.lab.experiment.launcher import Run, Variant, check_program
 from harness.lab.experiment.preparation import OutDirectory, out_directory, place_of
 from harness.lab.experiment.scenario import asked_run, make_scenario_spec
@@ -36,7 +36,7 @@ class ReplayOptions:
 
     scenario: str | None = None
     """Name or file of a scenario; None for the command after `--`."""
-    scenario_options: ScenarioOptions = field(default_factory=ScenarioOptions)
+    scenario_options: SpecOptions = field(default_factory=SpecOptions)
     """What the runs change of it, and how they are recorded."""
     num_runs: int | None = None
     """Number of runs; None for as many as it takes to compare."""
@@ -127,9 +127,8 @@ def make_plan(invocation: Invocation, options: ReplayOptions, replay_id: str) ->
 def _run_specs(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[RunSpec, ...], tuple[str, ...]]:
     """(a run spec for each run that differs from the others, the words that name the scenario, if it is one)."""
     keep = () if options.step is None else (str(options.step),)
-    recording = replace(options.scenario_options.recording, keep=keep)
-    asked = asked_run(invocation, "replay", options.scenario, options.scenario_options)
-    return tuple(make_scenario_spec(asked, recording, variant) for variant in range(asked.num_variants)), asked.typed
+    asked = asked_run(invocation, "replay", options.scenario, replace(options.scenario_options, keep=keep))
+    return tuple(make_scenario_spec(asked, variant) for variant in range(asked.num_variants)), asked.typed
 
 
 def _num_runs(options: ReplayOptions, num_variants: int) -> int:
