@@ -24,10 +24,7 @@ MARK_BYTES = 4096
 _RUN = re.compile(r"run-(\d+)")
 
 
-@click.command(
-    epilog="TRACE is a directory written by trace, RUN one written by train or replay. The directory of a replay stands"
-    " for all its runs. With three or more traces, each is compared with the first."
-)
+@click.command(epilog="TRACE is written by trace, RUN by train or replay, whose directory stands for all its runs.")
 @click.argument("traces", metavar="TRACE|RUN...", nargs=-1, required=True, type=opt.PATH)
 @opt.option("--out FILE", "File for the page; replaces an earlier report.", opt.PATH, default="report.html")
 @opt.json_flag

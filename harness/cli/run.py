@@ -73,9 +73,7 @@ suite_options = opt.all_of(
 @opt.option("--maxfail N", "Start no more files after N have failed; 0 means no limit.", COUNT)
 @opt.option("--retries N", "Run failed tests up to N times again.  [default: 0]", click.IntRange(0, 100))
 @opt.option(
-    "--check-leaning/--no-check-leaning",
-    "Run a failing file once more after the files before it: one that then passes is leaning. That is a failure"
-    ' unless the configuration has leaning = "report".  [default: --no-check-leaning]',
+    "--check-leaning/--no-check-leaning", "Run a failing file again after the files before it: it leans if it passes."
 )
 @click.option("-x", "maxfail", flag_value=1, type=int, help="Same as --maxfail 1.")
 @opt.option("--allow-missing-gpus/--no-allow-missing-gpus", "Exit with 0 even if files were not run for lack of GPUs.")
@@ -87,9 +85,7 @@ suite_options = opt.all_of(
     opt.SomePath(path_type=Path, file_okay=False),
 )
 @opt.option(
-    "--device-ids",
-    "How CUDA_VISIBLE_DEVICES names the GPUs of a file; vLLM needs numbers.  [default: uuid]",
-    click.Choice(["uuid", "number"]),
+    "--device-ids", "Names of GPUs for tests; vLLM needs numbers.  [default: uuid]", click.Choice(["uuid", "number"])
 )
 @opt.option("--keep-tmp", "Keep the temporary directories of failed files.")
 @opt.option("--plain", "Print lines instead of the live display.")

@@ -275,9 +275,7 @@ def _why_nothing(reports: Sequence[Report], run_spec: RunSpec) -> Problem:
     if reports:
         processes = f"{len(reports)} processes" if len(reports) > 1 else "the one process"
         what = f"no optimizer's step was seen in {processes} with torch"
-        return Problem(
-            what, "if it steps without torch.optim, have it call the recorder (harness.recording.open_recorder)"
-        )
+        return Problem(what, "without torch.optim, have it call the recorder itself (harness.recording.open_recorder)")
     remedy = "name a program that imports torch; leave out python -E, -I and -S, which ignore PYTHONPATH; put rlharness"
     remedy += " trace after sudo, env -i, ssh and containers, which do not pass on PYTHONPATH and RLHARNESS_TRACE"
     return Problem("no Python process with torch was seen", remedy)
