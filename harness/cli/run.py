@@ -85,7 +85,7 @@ suite_options = opt.all_of(
     opt.SomePath(path_type=Path, file_okay=False),
 )
 @opt.option(
-    "--device-ids", "Names of GPUs for tests; vLLM needs numbers.  [default: uuid]", click.Choice(["uuid", "number"])
+    "--device-ids", "GPU names for tests; vLLM needs numbers.  [default: uuid]", click.Choice(["uuid", "number"])
 )
 @opt.option("--keep-tmp", "Keep the temporary directories of failed files.")
 @opt.option("--plain", "Print lines instead of the live display.")
