@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if trailing and name and name not in TAKE_WORDS:
             what = f"rlharness {name} takes nothing after --: {shlex.join(redact_argv(trailing))}"
-            raise UsageError(what, legal=f"{', '.join(TAKE_WORDS)} take a command or arguments after --")
+            raise UsageError(what, legal=f"it after {', '.join(TAKE_WORDS)}", remedy="omit it")
         return int(cli.main(own, "rlharness", obj=_invocation(trailing), standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:  # no command at all
         error.show()

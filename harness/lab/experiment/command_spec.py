@@ -114,5 +114,5 @@ def checked_metric(text: str) -> str:
         parse_pattern(text)
     except ValueError as error:
         example = r"--metric 'reward=mean reward ([-\d.e]+)', or a REGEX with a named group for each number"
-        raise UsageError(f"--metric {text}: {error}", legal=example) from None
+        raise UsageError(f"--metric {text}: {error}", remedy=example) from None
     return text

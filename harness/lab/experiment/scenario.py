@@ -356,7 +356,8 @@ def asked_run(
     if not invocation.trailing:
         names = ", ".join(each.name for each in all_scenarios(invocation.cwd))
         what = f"rlharness {command} needs a scenario or a command"
-        raise UsageError(what, legal=f"a scenario: {names}, or a YAML file; {A_COMMAND}")
+        remedy = f"rlharness {command} SCENARIO, or rlharness {command} -- python train.py"
+        raise UsageError(what, legal=f"a scenario: {names}, or a YAML file; {A_COMMAND}", remedy=remedy)
     values = {"--size": options.size, "--set": options.overrides, "--sweep": options.sweep}
     if given := [option for option, value in values.items() if value]:
         raise UsageError(f"{', '.join(given)} without a scenario", remedy="rlharness scenarios lists the scenarios")
