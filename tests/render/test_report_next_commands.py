@@ -34,7 +34,7 @@ def commands(pair: Pair) -> list[str]:
 def test_of_a_program_its_own_command_line_without_secrets(tmp_path: Path) -> None:
     argv = ("python", "train.py", "--lr", "1e-3", "--api-key", "sk-0123456789abcdefghij")
     assert commands(pair_of(tmp_path, replace(manifest_of(), argv=argv))) == [
-        "rlharness replay --step 1 --trace-ops -- python train.py --lr 1e-3 --api-key '<redacted>'",
+        "rlharness replay --step 1 --trace-ops -- python train.py --lr 1e-3 --api-key '<redacted>'"
     ]
 
 

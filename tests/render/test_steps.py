@@ -8,13 +8,7 @@ import pytest
 from harness.lab.experiment.launcher import Run
 from harness.lab.experiment.recorded_run import RecordedRun
 from harness.lab.experiment.recording_result import Problem, Recording
-from harness.lab.reproduce.reproduction import (
-    Ending,
-    Repeated,
-    Reproduction,
-    StepOperations,
-    StepPlan,
-)
+from harness.lab.reproduce.reproduction import Ending, Repeated, Reproduction, StepOperations, StepPlan
 from harness.recording.conditions import Stop
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec

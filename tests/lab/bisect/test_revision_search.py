@@ -111,10 +111,7 @@ def test_what_does_not_run_is_passed_over_with_its_last_words(tmp_path: Path) ->
     gradients = runs("gggbb")
     session = PlayedSession(gradients, broken="c", problem="it ended with 1", printed="step 0\nZeroDivisionError\n")
     hunt = RevisionSearch(
-        cast(Launcher, session),
-        cast(Any, Versions(list(gradients))),
-        parse_criterion("bits"),
-        tmp_path,
+        cast(Launcher, session), cast(Any, Versions(list(gradients))), parse_criterion("bits"), tmp_path
     )
     found = asyncio.run(hunt.first_bad("sums", RunSpec(("python",), typed=("sums",))))
     assert [probe.name for probe in found.candidates] == ["c", "d"]

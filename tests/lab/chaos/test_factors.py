@@ -7,15 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.chaos.search import (
-    CRASH,
-    Factor,
-    chosen,
-    format_perturbation,
-    outside_factors,
-    parse_only,
-    written,
-)
+from harness.lab.chaos.search import CRASH, Factor, chosen, format_perturbation, outside_factors, parse_only, written
 
 OWN = Factor("runtime.x", (1, "two"), 1)
 WHOLE = Factor("runtime.n", range(1, 5))

@@ -100,10 +100,7 @@ def before(tmp_path: Path) -> Trace:
         (step_of(advantage=0.5000001, at=2), (Change.NUMERICS, [], "step 2, advantage")),
         (step_of(token=6, at=1), (Change.BEHAVIOUR, [("TOKENS_CHANGED", 1)], "step 1, rollout")),
         (step_of(reward=2.0, at=1), (Change.BEHAVIOUR, [("REWARDS_CHANGED", 1)], "step 1, reward")),
-        (
-            step_of(advantage=-0.5, at=2),
-            (Change.BEHAVIOUR, [("ADVANTAGE_SIGNS_CHANGED", 2)], "step 2, advantage"),
-        ),
+        (step_of(advantage=-0.5, at=2), (Change.BEHAVIOUR, [("ADVANTAGE_SIGNS_CHANGED", 2)], "step 2, advantage")),
     ],
 )
 def test_a_change_is_classified(
@@ -193,7 +190,7 @@ def test_a_golden_is_a_trace_and_its_history(before: Trace, tmp_path: Path) -> N
     assert (key, read.history, written.history) == (key_of(before), (WHY,), (WHY,))
     assert compare_with_golden(read.trace, before).change is Change.EQUAL
     assert {path.name for path in directory.iterdir()} == {
-        *("golden.json", "manifest.json", "curve.jsonl", "rank-0.log", "tensors"),
+        *("golden.json", "manifest.json", "curve.jsonl", "rank-0.log", "tensors")
     }
     assert read_goldens(tmp_path / "none") == {}
 
