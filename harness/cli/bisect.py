@@ -8,19 +8,12 @@ from harness.cli import options as opt
 from harness.process.invocation import Invocation
 
 
-@click.command(
-    epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file, as in the working tree. Without it,"
-    " everything after -- is the program:  rlharness bisect --good v1.0 --bad HEAD -- python train.py"
-)
+@click.command(epilog=opt.either("bisect --good v1.0 --bad HEAD -- python train.py"))
 @click.argument("scenario", required=False)
 @opt.option("--good REV", "Known-good revision.")
 @opt.option("--bad REV", "Known-bad descendant of the good revision.")
 @opt.option("--packages NAME==A..B", "Search between two versions of a package instead.")
-@opt.option(
-    "--by bits|METRIC>X",
-    "What makes a run bad: different bits, or a curve value.  [default: bits]",
-    default="bits",
-)
+@opt.option("--by bits|METRIC>X", "What makes a run bad: different bits, or a curve value.", default="bits")
 @opt.scenario
 @opt.setup
 @opt.experiment("bisections")
@@ -37,6 +30,6 @@ def bisect(invocation: Invocation, output: opt.Output, /, *, by: str, **given: A
     from harness.render.bisect import bisection_json, bisection_text
     from harness.render.run_lines import RunLines
 
-    options = BisectOptions(criterion=parse_criterion(by), given=opt.take_scenario(given), **given)
+    options = BisectOptions(criterion=parse_criterion(by), given=opt.take_options(given), **given)
     found = asyncio.run(search(options, invocation, opt.new_id(), RunLines()))
     return output.show(found, bisection_text, bisection_json)

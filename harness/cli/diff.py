@@ -16,9 +16,7 @@ _SPAN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 @click.argument("a", type=opt.PATH)
 @click.argument("b", type=opt.PATH)
 @opt.option("--steps FIRST-LAST", "Compare only these steps, e.g. the part a resumed run shares with the original.")
-@opt.option(
-    "--shift K", "B was resumed at step K of A and counts from 0 again: compare its step 0 with A's step K.", opt.COUNT
-)
+@opt.option("--shift K", "B was resumed at step K of A, and counts from 0: its step 0 is A's step K.", opt.COUNT)
 @opt.output
 def diff(invocation: Invocation, output: opt.Output, /, *, a: str, b: str, steps: str | None, shift: int | None) -> int:
     """Compare two traces, and report the first difference.

@@ -22,28 +22,13 @@ DEFAULT_RUNS = 2
     "  rlharness gate --base main -- python train.py"
 )
 @click.argument("names", metavar="[SCENARIO]...", nargs=-1)
-@opt.option(
-    "--base REV",
-    "Revision to compare with.  [default: the commit where this branch began; on the default branch, the parent"
-    " commit]",
-    default="",
-)
+@opt.option("--base REV", "Revision to compare with.  [default: where this branch began, else the parent]", default="")
 @opt.option("--golden DIR", "Compare with goldens: curves of earlier runs, committed in DIR.", opt.PATH)
-@opt.option(
-    "--accept accepts", "Run the working tree, and replace the goldens by its curves; needs --golden and --reason."
-)
+@opt.option("--accept accepts", "Replace the goldens by runs of the working tree; needs --golden and --reason.")
 @opt.option("--reason TEXT", "Why the goldens may change; stored with them.", default="")
 @opt.scenario
-@opt.option(
-    "--runs N",
-    "Number of runs of each revision; at least 2 with --golden.  [default: 2]",
-    opt.COUNT,
-)
-@opt.option(
-    "--fail-on REASON,...",
-    "Changes that fail the gate: behaviour, numerics, configuration, not_comparable; or none."
-    "  [default: all except configuration]",
-)
+@opt.option("--runs N", "Runs of each revision; at least 2 with --golden.  [default: 2]", opt.COUNT)
+@opt.option("--fail-on REASON,...", "What fails: behaviour, numerics, configuration, not_comparable; or none.")
 @opt.setup
 @opt.experiment("gates", limit_s=None)
 @opt.output
@@ -92,21 +77,16 @@ def gate_options(invocation: Invocation, given: dict[str, Any]) -> "GateOptions"
         golden = (config.path.parent if config.path else invocation.cwd) / keys.golden
     reason = given.pop("reason").strip()
     if given["accepts"] and not golden:
-        raise UsageError(
-            "--accept without goldens", legal="--golden DIR --accept", remedy="name the directory of the goldens"
-        )
+        raise UsageError("--accept without goldens", legal="--golden DIR --accept")
     if given["accepts"] != bool(reason):
-        raise UsageError(
-            "--accept without a reason" if given["accepts"] else "--reason without --accept",
-            legal="--accept --reason TEXT",
-            remedy="state why the bits may change; the gate stores the reason with the goldens",
-        )
+        what = "--accept without a reason" if given["accepts"] else "--reason without --accept"
+        raise UsageError(what, legal="--accept --reason TEXT, which the gate stores with the goldens")
     runs = given.pop("runs") or keys.runs or DEFAULT_RUNS
     if golden is not None and runs < LEAST_AGREEING:
         invocation.note(
             f"note: {LEAST_AGREEING} runs of the working tree are made, not {runs}: goldens need two runs that agree"
         )
-    scenario = opt.take_scenario(given)
+    scenario = opt.take_options(given)
     if not invocation.trailing:
         scenario = replace(scenario, size=scenario.size or keys.size)
     typed = given.pop("fail_on")

@@ -109,11 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = next((word for word in own if word in cli.commands), "")
     try:
         if trailing and name and name not in TAKE_WORDS:
-            raise UsageError(
-                f"rlharness {name} takes nothing after --: {shlex.join(redact_argv(trailing))}",
-                legal=f"{', '.join(TAKE_WORDS)} take a command or arguments after --",
-                remedy="omit it, or choose the command that runs it",
-            )
+            what = f"rlharness {name} takes nothing after --: {shlex.join(redact_argv(trailing))}"
+            raise UsageError(what, legal=f"it after {', '.join(TAKE_WORDS)}", remedy="omit it")
         return int(cli.main(own, "rlharness", obj=_invocation(trailing), standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:  # no command at all
         error.show()

@@ -4,7 +4,7 @@ import functools
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from harness.process.run_directory import new_run_id
 from harness.render.console import show
 
 if TYPE_CHECKING:
-    from harness.lab.experiment.command_spec import RecordingOptions, ScenarioOptions
+    from harness.lab.experiment.command_spec import SpecOptions
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -41,12 +41,16 @@ INDEX.name, COUNT.name, ABOVE_0_S.name = "whole number from 0", "whole number fr
 def option(words: str, text: str, kind: click.ParamType[Any] | None = None, **settings: Any) -> Decorator:
     """Return an option with a help text. `words` are its names, then its parameter and its metavar, if it has them.
 
+    The text names its default.
+
     An option with neither a metavar nor a type is a flag; one that can be turned off is None if it is not given.
     """
     names = [word for word in words.split() if word.startswith("-") or (word.isidentifier() and word.islower())]
     metavar = next((word for word in words.split() if word not in names), None)
     if metavar is None and kind is None:
         settings = {"is_flag": True, "default": None if "/" in words else False} | settings
+    elif settings.get("default") not in (None, "", math.inf) and "[default" not in text:
+        text += f"  [default: {settings['default']}]"
     return click.option(*names, metavar=metavar, type=kind, help=text, **settings)
 
 
@@ -65,6 +69,12 @@ def out(text: str, **settings: Any) -> Decorator:
     return option("--out DIR", f"Directory for the {text}", PATH, **settings)
 
 
+def either(example: str) -> str:
+    """Return the epilog of a command that takes a scenario or a command."""
+    scenario = "SCENARIO is a name listed by `rlharness scenarios`, or a YAML file."
+    return f"{scenario} Without it, everything after -- is the program:  rlharness {example}"
+
+
 json_flag = option("--json is_json", "Print the result as JSON on standard output.")
 color = option(
     "--color",
@@ -72,14 +82,9 @@ color = option(
     click.Choice(["auto", "always", "never"]),
     default="auto",
 )
-trace_step = option(
-    "--trace-ops has_operations", "With --step K: record every operation of that step as well, in an additional run."
-)
+trace_step = option("--trace-ops has_operations", "With --step K: record its operations, in an additional run.")
 setup = option(
-    "--setup COMMAND",
-    "Shell command that prepares the worktree of each other revision, e.g. 'uv sync'. RLHARNESS_CHECKOUT names the"
-    " checkout, for data that git does not hold.",
-    default="",
+    "--setup COMMAND", "Shell command that prepares each worktree; RLHARNESS_CHECKOUT names the checkout.", default=""
 )
 recording = all_of(
     many("--metric metrics NAME=REGEX", "Read a curve value from the lines that the program prints."),
@@ -95,21 +100,11 @@ kept = all_of(
     option("--trace-ops op_step K", "Record every operation of step K; steps are numbered from 0.", INDEX),
 )
 breaks = all_of(
-    many(
-        "--break-on CONDITION",
-        "Stop the run within a step, as soon as it has a nan or an inf; or after a step, with a COMPARISON as for"
-        " --until.",
-    ),
-    many(
-        "--until COMPARISON",
-        "Stop the run after the first step whose curve (loss, reward_mean, any logged value) satisfies COMPARISON,"
-        " e.g. 'reward<0.2'.",
-    ),
+    many("--break-on CONDITION", "Stop the run at the first nan or inf, or after a step with a COMPARISON."),
+    many("--until COMPARISON", "Stop the run after the first step whose curve satisfies it, as 'reward<0.2'."),
 )
 scenario = all_of(
-    option(
-        "--size NAME", "For a scenario: a size that `rlharness scenarios` lists.  [default: full for train, else smoke]"
-    ),
+    option("--size NAME", "For a scenario: a size that it lists.  [default: full for train, else smoke]"),
     many("--set overrides KEY=VALUE", "For a scenario: override a dotted key of its configuration."),
     recording,
 )
@@ -123,11 +118,8 @@ def experiment(kind: str, limit_s: float | None = math.inf) -> Decorator:
 
 def unwritable(what: str, path: Path, error: OSError) -> UsageError:
     """Return the error for a file that cannot be written."""
-    return UsageError(
-        f"{what} cannot be written to {path_text(path)}: {error.strerror}",
-        legal="a path that can be written to",
-        remedy="choose another one, or make room or permission there",
-    )
+    text = f"{what} cannot be written to {path_text(path)}: {error.strerror}"
+    return UsageError(text, remedy="choose another one, or make room or permission there")
 
 
 def show_json(value: Any) -> None:
@@ -164,20 +156,12 @@ def output(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_output
 
 
-def take_recording(given: dict[str, Any]) -> "RecordingOptions":
-    """Take the options of a recording out of those that were given."""
-    from harness.lab.experiment.command_spec import RecordingOptions
-
-    fields = ("level", "metrics", "keep", "op_step", "all_state", "sentinel")
-    return RecordingOptions(**{each: value for each in fields if (value := given.pop(each, None)) is not None})
-
-
-def take_scenario(given: dict[str, Any]) -> "ScenarioOptions":
+def take_options(given: dict[str, Any]) -> "SpecOptions":
     """Take the options of a scenario and its recording out of those that were given."""
-    from harness.lab.experiment.command_spec import ScenarioOptions
+    from harness.lab.experiment.command_spec import SpecOptions
 
-    own = {each: given.pop(each) for each in ("size", "overrides", "sweep") if each in given}
-    return ScenarioOptions(recording=take_recording(given), **own)
+    names = [each.name for each in fields(SpecOptions)]
+    return SpecOptions(**{name: value for name in names if (value := given.pop(name, None)) is not None})
 
 
 def new_id() -> str:

@@ -11,30 +11,17 @@ from harness.cli import options as opt
 from harness.process.invocation import Invocation
 
 
-@click.command(
-    epilog="SCENARIO is a name listed by `rlharness scenarios`, or a YAML file. Without it, everything after -- is"
-    " the program:  rlharness replay -- python train.py --seed 7\n\nTo repeat a recorded run, use rlharness reproduce."
-)
+@click.command(epilog=opt.either("replay -- python train.py --seed 7"))
 @click.argument("scenario", metavar="[SCENARIO]", required=False)
 @opt.scenario
-@opt.many(
-    "--sweep KEY=V1,V2",
-    "For a scenario: sweep a runtime setting, which must not affect results, with one value per run.",
-)
+@opt.many("--sweep KEY=V1,V2", "For a scenario: values of a runtime setting, which must not affect results.")
 @opt.option("--runs num_runs N", "Number of runs.  [default: 2; 1 with --against]", opt.COUNT)
 @opt.option("--against DIR", "Compare with the trace in DIR instead of the first run.", opt.PATH)
 @opt.experiment("replays")
 @opt.option("--step K", "Save the tensors of step K; steps are numbered from 0.", opt.INDEX)
 @opt.trace_step
-@opt.option(
-    "--resume-at K",
-    "Kill a run after K optimizer steps, resume it with --resume-command, and report what it lost; K,L kills the"
-    " resumed run after step L as well.",
-)
-@opt.option(
-    "--resume-command COMMAND",
-    "Command line that resumes the run of --resume-at.  [default: resume_command of the scenario]",
-)
+@opt.option("--resume-at K", "Kill a run after K steps, resume it, and report what it lost; K,L kills it again at L.")
+@opt.option("--resume-command COMMAND", "Command that resumes it.  [default: resume_command of the scenario]")
 @opt.output
 def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     """Run a scenario or program several times and compare each bit.
@@ -43,45 +30,27 @@ def replay(invocation: Invocation, output: opt.Output, /, **given: Any) -> int:
     or 12 if a recording is incomplete. With --resume-at, it exits with 0 if the resumed run loses nothing, 10 if it
     does, or 11 if there is no comparison.
     """
-    from contextlib import closing
     from functools import partial
 
     from harness.lab.experiment.launcher import LaunchContext, Launcher, Run, record_variants, run_experiment
     from harness.lab.replay.replay import ReplayOptions, compare_runs, make_plan
     from harness.lab.replay.resumption import ResumeVerdict, make_resume_plan, record_resumed
-    from harness.render.replay import (
-        replay_json,
-        replay_text,
-        resume_json,
-        resume_text,
-        resumed_run_line,
-    )
-    from harness.render.run_lines import RunLines, run_line
+    from harness.render.replay import replay_json, replay_text, resume_json, resume_text
+    from harness.render.run_lines import RunLines
 
-    options = ReplayOptions(scenario_options=opt.take_scenario(given), **given)
+    options = ReplayOptions(scenario_options=opt.take_options(given), **given)
     own_id = opt.new_id()
     is_resumed = options.resume_at is not None or options.resume_command is not None
     resume = make_resume_plan(options, invocation) if is_resumed else None
     plan = make_plan(invocation, options, own_id)
     place = LaunchContext(invocation.cwd, invocation.environ, own_id, plan.timeout_s)
-    num_runs = 2 + len(resume.steps) if resume else plan.num_runs
-    display = RunLines(num_runs)
 
     async def record(launcher: Launcher) -> list[Run] | ResumeVerdict:
         if resume:
-            return await record_resumed(
-                resume, invocation, plan, launcher, ended=lambda run, kind: display.end(resumed_run_line(run, kind))
-            )
-        return await record_variants(
-            launcher,
-            plan.runs(),
-            plan.out,
-            ended=lambda run: display.end(run_line(run)),
-            is_useless=lambda run: not run.recording.num_steps,
-        )
+            return await record_resumed(resume, invocation, plan, launcher)
+        return await record_variants(launcher, plan.runs(), plan.out, lambda run: not run.recording.num_steps)
 
-    with closing(display):
-        found, interrupted_by = run_experiment(place, display, record)
+    found, interrupted_by = run_experiment(place, RunLines(), record)
     if isinstance(found, ResumeVerdict):
         as_text, as_json = partial(resume_text, plan), partial(resume_json, plan)
         return output.show(found, as_text, as_json)

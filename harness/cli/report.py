@@ -24,17 +24,9 @@ MARK_BYTES = 4096
 _RUN = re.compile(r"run-(\d+)")
 
 
-@click.command(
-    epilog="TRACE is a directory written by trace, RUN one written by train or replay. The directory of a replay stands"
-    " for all its runs. With three or more traces, each is compared with the first."
-)
+@click.command(epilog="TRACE is written by trace, RUN by train or replay, whose directory stands for all its runs.")
 @click.argument("traces", metavar="TRACE|RUN...", nargs=-1, required=True, type=opt.PATH)
-@opt.option(
-    "--out FILE",
-    "File for the page; replaces an earlier report.  [default: report.html]",
-    opt.PATH,
-    default="report.html",
-)
+@opt.option("--out FILE", "File for the page; replaces an earlier report.", opt.PATH, default="report.html")
 @opt.json_flag
 @click.pass_obj
 def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_json: bool) -> int:
@@ -57,11 +49,8 @@ def report(invocation: Invocation, /, *, traces: tuple[str, ...], out: str, is_j
         if path.exists():
             with open_regular(path, follows_links=True) as file:
                 if GENERATOR.encode() not in file.read(MARK_BYTES):
-                    raise UsageError(
-                        f"{path_text(path)} exists and is not a report",
-                        legal="a new file, or an earlier report, which is replaced",
-                        remedy="choose another file with --out, or delete this one",
-                    )
+                    what = f"{path_text(path)} exists and is not a report"
+                    raise UsageError(what, remedy="choose another file with --out, or delete this one")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_replacing(path, data)
     except OSError as error:

@@ -1,7 +1,6 @@
 """`rlharness reproduce`: repeat a recorded run or one of its steps, and compare.
 
 RUN, K ─▶ plan ─▶ K again (with --trace-ops once more, operations recorded) ─▶ is it what it was? ─▶ text or JSON
---against OTHER ─▶ the same step of the other run ─▶ the first operation that differs between the two
 without --step  ─▶ the whole run again ─▶ is it what it was?
 """
 
@@ -26,17 +25,11 @@ if TYPE_CHECKING:
     " rlharness lists every such name that no local scenario declares, and uses it only with --trust."
 )
 @click.argument("subject", metavar="RUN", type=opt.PATH)
-@opt.option(
-    "--step K", "Repeat only step K, numbered from 0, starting from the nearest checkpoint before it.", opt.INDEX
-)
+@opt.option("--step K", "Repeat only step K, numbered from 0, from the nearest checkpoint.", opt.INDEX)
 @opt.trace_step
 @opt.option("--interactive is_interactive", "Open the step debugger at step K.")
 @opt.option("--commands FILE", "Read the debugger's commands from FILE.", opt.PATH)
-@opt.option(
-    "--against OTHER",
-    "Compare with step K of another run, which is repeated too.",
-    opt.PATH,
-)
+@opt.option("--against OTHER", "With --interactive: compare with the values of another run.", opt.PATH)
 @opt.option("--trust is_trusted", "Accept a recording that names code or files which no local scenario declares.")
 @opt.many("--set overrides KEY=VALUE", "Override a runtime setting, or supply a secret that was not recorded.")
 @opt.experiment("reproductions")
@@ -61,13 +54,9 @@ def reproduce(invocation: Invocation, output: opt.Output, /, **given: Any) -> in
     run = reproduction.named_run(invocation, options.subject, is_trusted=options.is_trusted)
     step = reproduction.plan_step(run, options.step, options)
     check_program(step.run_spec, cwd, invocation.environ)
-    other_plan = None
-    if options.against:
-        other = reproduction.named_run(invocation, options.against, is_trusted=options.is_trusted, is_other=True)
-        other_plan = reproduction.plan_step(other, step.step, options)
     out = out_directory(cwd, options.out, reproduction.REPRODUCTIONS, own_id)
     place = LaunchContext(cwd, invocation.environ, own_id, options.timeout_s)
-    found = asyncio.run(reproduction.reproduce(step, other_plan, out, place, RunLines()))
+    found = asyncio.run(reproduction.reproduce(step, out, place, RunLines()))
     return output.show(found, step_text, step_json)
 
 

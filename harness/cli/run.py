@@ -28,38 +28,20 @@ suite_options = opt.all_of(
         " ones, to schedule with; sim:4xA,4xB simulates two models.  [default: auto]",
         default="auto",
     ),
-    opt.option(
-        "--cpu-units", "How many files that need no GPU run at the same time.  [default: number of cores]", opt.COUNT
-    ),
+    opt.option("--cpu-units", "How many files without GPUs run at once.  [default: number of cores]", opt.COUNT),
     opt.option("-k keyword EXPR", "Run only tests whose names match, as -k of pytest does."),
     opt.option("-m marker EXPR", "Run only tests whose markers match, as -m of pytest does."),
     opt.option("--deselect NODE-ID", "Leave out the tests whose node id begins so. Repeatable.", multiple=True),
-    opt.option(
-        "--shard K/N",
-        "Run only shard K of N, balanced by expected durations; all N shards together run every file once.",
-    ),
-    opt.option(
-        "--last-failed --lf", "Run only what failed or did not run in the latest run, or everything if nothing did."
-    ),
-    opt.option(
-        "--resume RUN",
-        "Keep what passed in this run, unless its file has changed, and run everything else: a run id, latest, or"
-        " a directory.",
-    ),
+    opt.option("--shard K/N", "Run only shard K of N, balanced by expected durations."),
+    opt.option("--last-failed --lf", "Run only what failed or did not run in the latest run, else everything."),
+    opt.option("--resume RUN", "Keep what passed in this run, unless its file changed: an id, latest, or a directory."),
     opt.option("--failed-first --ff", "Start the files that failed in the latest run first."),
     opt.option(
-        "--needs needs_file", 'TOML file that maps globs of test files to their needs, e.g. "tests/gpu/**" = 1.', FILE
-    ),
+    opt.option("--needs needs_file", 'TOML file of globs of test files and needs: "tests/gpu/**" = 1.', FILE),
     opt.option("--mix-models/--no-mix-models", "Allow a file to get GPUs of different models."),
-    opt.option(
-        "--workers-per-gpu N",
-        "How many files without a need share each GPU; each has that part of its memory as its budget.",
-        opt.COUNT,
-    ),
+    opt.option("--workers-per-gpu N", "Files without a need that share each GPU and its memory.", opt.COUNT),
     opt.option("--split/--no-split", "Run a file in parts if it would end long after the others.  [default: --split]"),
-    opt.option(
-        "--collect-timeout collect_timeout_s S", "Time limit for importing one file.  [default: 120]", opt.ABOVE_0_S
-    ),
+    opt.option("--collect-timeout collect_timeout_s S", "Limit for importing a file.  [default: 120]", opt.ABOVE_0_S),
     opt.option("--safe-path", "Keep the working directory off pytest's import path."),
     opt.json_flag,
 )
@@ -84,30 +66,14 @@ suite_options = opt.all_of(
     click.Choice(["auto", "cgroup", "pidns", "subreaper"]),
     default="auto",
 )
-@opt.option(
-    "--timeout timeout_s S",
-    "Time limit for one file; a timeout marker limits one test, and both apply.  [default: 1800]",
-    opt.ABOVE_0_S,
-)
-@opt.option(
-    "--grace grace_s S", "Seconds between SIGINT and SIGKILL when a file is ended.  [default: 10]", click.FloatRange(0)
-)
-@opt.option(
-    "--wait wait_s S",
-    "Wait up to S seconds for GPUs that others use: all that --gpus counts or names, or one with auto.  [default: 0]",
-    click.FloatRange(0),
-)
+@opt.option("--timeout timeout_s S", "Time limit of a file; a marker limits a test.  [default: 1800]", opt.ABOVE_0_S)
+@opt.option("--grace grace_s S", "Seconds from SIGINT to SIGKILL at a file's end.  [default: 10]", click.FloatRange(0))
+@opt.option("--wait wait_s S", "Wait up to S seconds for GPUs that others use.  [default: 0]", click.FloatRange(0))
 @opt.option("--slow slow_s S", "Report a file as slow after S seconds.  [default: 60]", click.FloatRange(0))
 @opt.option("--maxfail N", "Start no more files after N have failed; 0 means no limit.", COUNT)
+@opt.option("--retries N", "Run failed tests up to N times again.  [default: 0]", click.IntRange(0, 100))
 @opt.option(
-    "--retries N",
-    "Run the failed tests of a file again, up to N times; a file that then passes is flaky.  [default: 0]",
-    click.IntRange(0, 100),
-)
-@opt.option(
-    "--check-leaning/--no-check-leaning",
-    "Run a failing file once more after the files before it: one that then passes is leaning. That is a failure"
-    ' unless the configuration has leaning = "report".  [default: --no-check-leaning]',
+    "--check-leaning/--no-check-leaning", "Run a failing file again after the files before it: it leans if it passes."
 )
 @click.option("-x", "maxfail", flag_value=1, type=int, help="Same as --maxfail 1.")
 @opt.option("--allow-missing-gpus/--no-allow-missing-gpus", "Exit with 0 even if files were not run for lack of GPUs.")
@@ -119,9 +85,7 @@ suite_options = opt.all_of(
     opt.SomePath(path_type=Path, file_okay=False),
 )
 @opt.option(
-    "--device-ids",
-    "How CUDA_VISIBLE_DEVICES names the GPUs of a file; vLLM needs numbers.  [default: uuid]",
-    click.Choice(["uuid", "number"]),
+    "--device-ids", "GPU names for tests; vLLM needs numbers.  [default: uuid]", click.Choice(["uuid", "number"])
 )
 @opt.option("--keep-tmp", "Keep the temporary directories of failed files.")
 @opt.option("--plain", "Print lines instead of the live display.")
@@ -172,11 +136,8 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
 
     hidden_by = shadowing(invocation.cwd)
     if hidden_by and not given["safe_path"]:
-        raise UsageError(
-            f"{hidden_by} would be imported instead of rlharness's own package",
-            legal="a working directory without a top-level package `harness`, or --safe-path",
-            remedy="add --safe-path (pytest then starts without the working directory on sys.path)",
-        )
+        what = f"{hidden_by} would be imported instead of rlharness's own package"
+        raise UsageError(what, remedy="add --safe-path (pytest then starts without the working directory on sys.path)")
     selecting = [
         word for name in ("keyword", "marker") if (value := given[name]) is not None for word in (f"-{name[0]}", value)
     ]
@@ -188,11 +149,8 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     if config.path is not None and config.path.parent not in (invocation.cwd, *invocation.cwd.parents):
         invocation.note(f"configuration: {config.path}")
     if config.gpus_per_worker is not None and config.memory_gb_per_worker is not None:
-        raise UsageError(
-            f"{config.path}: [tool.rlharness] has both gpus-per-worker and memory-gb-per-worker",
-            legal="one of them: whole GPUs, or a budget on a shared GPU",
-            remedy="remove one of the two",
-        )
+        what = f"{config.path}: [tool.rlharness] has both gpus-per-worker and memory-gb-per-worker"
+        raise UsageError(what, legal="one of them: whole GPUs, or a budget on a shared GPU")
     root = config.path.parent if config.path else invocation.cwd
     layers = ({"cpu_units": num_cores()}, vars(config), given)
     settings: dict[str, Any] = {name: value for layer in layers for name, value in layer.items() if value is not None}
@@ -220,8 +178,5 @@ def _check_pytest_args(pytest_args: tuple[str, ...]) -> None:
     """Raise UsageError for an option of pytest that would leave a file without an outcome."""
     for arg in pytest_args:
         if arg.partition("=")[0] in RUN_NOTHING:
-            raise UsageError(
-                f"-- {arg}: with this option pytest runs no tests, or waits for input",
-                legal="after --, pytest options that run tests and need no input",
-                remedy=f"run pytest directly: pytest {arg} FILE; or use rlharness plan to see the schedule",
-            )
+            what = f"-- {arg}: with this option pytest runs no tests, or waits for input"
+            raise UsageError(what, remedy=f"run pytest directly: pytest {arg} FILE; or use rlharness plan")

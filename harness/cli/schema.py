@@ -90,10 +90,7 @@ def _config_schema(entry: str, cwd: Path) -> dict[str, Any]:
         why = f"cannot be imported: {error}"
         if module_name in sys.modules:
             why = f"has no function {CONFIG_SCHEMA}, or it fails: {error}"
-        raise UsageError(
-            f"entry {entry}: {module_name} {why}",
-            legal=f"a module that can be imported from the working directory, with {CONFIG_SCHEMA}() -> dict",
-            remedy=f"add or correct it, or use rlharness schema {SCENARIO}",
-        ) from None
+        what = f"entry {entry}: {module_name} {why}"
+        raise UsageError(what, legal=f"an importable module with {CONFIG_SCHEMA}() -> dict") from None
     finally:
         sys.path.remove(str(cwd))

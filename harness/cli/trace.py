@@ -9,23 +9,13 @@ from harness.process.invocation import Invocation
 from harness.render.console import say
 
 
-@click.command(
-    epilog="Everything after -- is the program to record:  rlharness trace --out DIR -- python train.py --seed 7"
-)
+@click.command(epilog="After -- comes the program:  rlharness trace --out DIR -- python train.py --seed 7")
 @opt.out("trace; must be new or empty.", required=True)
 @opt.recording
 @opt.kept
 @opt.breaks
-@opt.option(
-    "--all-state",
-    "Record large state of optimizers (moments of 64 kB and more) in every step, not only in every 8th.",
-)
-@opt.option(
-    "--sentinel N",
-    "Compare digests of weights, gradients and moments between ranks that must agree (DistributedDataParallel,"
-    " FSDP2), every N optimizer steps; end the program where they differ.",
-    opt.COUNT,
-)
+@opt.option("--all-state", "Record large state of optimizers in every step, not only in every 8th.")
+@opt.option("--sentinel N", "Compare replicas every N optimizer steps; end the program where they differ.", opt.COUNT)
 @click.pass_obj
 def trace(invocation: Invocation, /, *, out: str, **given: Any) -> int:
     """Record an unmodified PyTorch program in this terminal.
@@ -35,12 +25,11 @@ def trace(invocation: Invocation, /, *, out: str, **given: Any) -> int:
     """
     from harness.lab.experiment.command_spec import make_command_spec
     from harness.lab.experiment.preparation import place_of
-    from harness.lab.experiment.single_run import parse_conditions, run_here
+    from harness.lab.experiment.single_run import run_here
 
-    run_spec = make_command_spec(invocation.trailing, opt.take_recording(given))
-    conditions = parse_conditions(given["break_on"], given["until"])
+    run_spec = make_command_spec(invocation.trailing, opt.take_options(given))
     directory = place_of(invocation.cwd, out)
-    run = run_here(run_spec, directory, invocation.environ, conditions, at_start=import_reports)
+    run = run_here(run_spec, directory, invocation.environ, at_start=import_reports, **given)
     from harness.render.recording import end_lines, recording_lines
 
     for line in recording_lines(run.recording, end_lines(run)):

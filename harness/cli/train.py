@@ -29,15 +29,14 @@ def train(invocation: Invocation, /, *, scenario: str, out: str, is_json: bool, 
     from harness.lab.experiment.preparation import place_of
     from harness.lab.experiment.recording_result import recording_json
     from harness.lab.experiment.scenario import FULL, asked_scenario, make_scenario_spec
-    from harness.lab.experiment.single_run import parse_conditions, run_here
+    from harness.lab.experiment.single_run import run_here
     from harness.render.recording import end_lines, recording_lines
 
-    options = opt.take_scenario(given)
+    options = opt.take_options(given)
     asked = asked_scenario(invocation, scenario, options, FULL)
-    run_spec = make_scenario_spec(asked, options.recording)
-    conditions = parse_conditions(given["break_on"], given["until"])
-    directory = place_of(invocation.cwd, out)
-    run = run_here(run_spec, directory, invocation.environ, conditions, stdout=STDERR if is_json else None)
+    run_spec = make_scenario_spec(asked)
+    directory, stdout = place_of(invocation.cwd, out), STDERR if is_json else None
+    run = run_here(run_spec, directory, invocation.environ, stdout=stdout, **given)
     for line in recording_lines(run.recording, end_lines(run)):
         say(line)
     if is_json:

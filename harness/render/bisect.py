@@ -37,18 +37,13 @@ def _lines(found: Bisection, colour: bool) -> Iterator[str]:
         whose = "" if is_one else f" of {one_line(found.found.label)}"
         yield f"  first difference{whose} from {one_line(found.last_good.label)}: {headline(found.verdict)}"
         yield from (f"    {line}" for line in attribution_lines(found.verdict))
-    yield f"  {_effort(found)}"
+    skipped = [f"{probe.label} ({probe.reason})" for probe in found.probes if probe.outcome is Outcome.SKIP]
+    effort = f"{count(len(found.probes), 'probe')} between {found.good.label} and {found.bad.label}"
+    yield "  " + one_line(effort + (f"; could not be run: {', '.join(skipped)}" if skipped else ""), 1000)
     if found.verdict.first is not None:
         sides = [path_text(probe.directory) for probe in (found.last_good, found.found) if probe.directory]
         yield f"  look closer: {shlex.join(['rlharness', 'diff', *sides])}"
     yield f"  traces: {shlex.quote(path_text(found.directory))}"
-
-
-def _effort(found: Bisection) -> str:
-    """3 probes between 4a5b6c7 and 8d9e0f1; could not be run: 5c6d7e8 (exit code 1)."""
-    skipped = [f"{probe.label} ({probe.reason})" for probe in found.probes if probe.outcome is Outcome.SKIP]
-    line = f"{count(len(found.probes), 'probe')} between {found.good.label} and {found.bad.label}"
-    return one_line(line + (f"; could not be run: {', '.join(skipped)}" if skipped else ""), 1000)
 
 
 def bisection_json(found: Bisection) -> dict[str, Any]:

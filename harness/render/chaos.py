@@ -11,57 +11,20 @@ from harness.lab.chaos.search import (
     HASH_SEED,
     USUAL_HASH_SEED,
     Chaos,
-    ChaosPlan,
     Finding,
     Outcome,
-    Perturbation,
+    Search,
     Sign,
     format_perturbation,
     recording_words,
     written,
 )
-from harness.lab.chaos.vary import Kind, Varied, VaryPlan, assignment
-from harness.lab.experiment.launcher import OUTPUT, Run
-from harness.render.console import painted, say
+from harness.lab.chaos.vary import Kind, Varied, assignment
+from harness.lab.experiment.launcher import OUTPUT
+from harness.render.console import painted
 from harness.render.divergence import noun, verdict_text
 from harness.render.replay import ending_lines
-from harness.render.run_lines import RunLines
 from harness.render.serialise import attributes, result_json, serialised
-
-SIGNS = {Sign.SAME: "every bit equal", Sign.MOVED: "DIVERGED", Sign.BROKE: "BROKE", Sign.NOT_APPLIED: "NOT APPLIED"}
-
-
-class SearchLines(RunLines):
-    """Display of a search, which reports each result itself: its number, what was varied, and what came of it.
-
-    The runs that search for a cause come on top of the known number.
-    """
-
-    def __init__(self, plan: ChaosPlan | VaryPlan) -> None:
-        super().__init__()
-        if isinstance(plan, VaryPlan):
-            self._num_runs = 3 + sum(len(values) - 1 for values in plan.settings.values())
-        else:
-            self._num_runs = 2 + (plan.num_probes if plan.only is None else plan.num_repeats)
-        self._number = 0
-
-    def begin(self, number: int, *, has_operations: bool) -> None:
-        """Report nothing yet."""
-        self._said_s = 0.0
-
-    def begins(self, what: str | Perturbation) -> None:
-        """Report that a run starts."""
-        self._number += 1
-        name = what if isinstance(what, str) else format_perturbation(what)
-        self.title = f"run {self._number} of {max(self._number, self._num_runs)}: {name}"
-
-    def finished(self, found: Run | Outcome, duration_s: float) -> None:
-        """Report the end of a run."""
-        if isinstance(found, Run):
-            end = count(found.recording.num_steps, "step")
-        else:
-            end = SIGNS[found.sign] + (f" at step {found.step}" if found.step is not None else "")
-        say(f"{one_line(self.title)}: {end}, {duration_s:.1f} s")
 
 
 def chaos_text(chaos: Chaos, *, colour: bool) -> str:
@@ -142,13 +105,13 @@ def _problem(outcome: Outcome) -> str:
     return "; ".join(map(str, outcome.verdict.reasons))
 
 
-def _cut_short(found: Chaos | Varied) -> Iterator[str]:
+def _cut_short(found: Search) -> Iterator[str]:
     if found.interrupted_by or found.is_out_of_time:
         why = f"interrupted by {found.interrupted_by}" if found.interrupted_by else "time limit reached"
         yield f"{why} after {count(found.num_runs, 'run')}"
 
 
-def _without_baseline(chaos: Chaos | Varied) -> Iterator[str]:
+def _without_baseline(chaos: Search) -> Iterator[str]:
     """Yield the remedy for an incomplete baseline, and the last lines of its output."""
     yield from [f"remedy: {one_line(chaos.remedy)}"] if chaos.remedy else []
     yield from ending_lines(chaos.output) if chaos.output is not None else ()
@@ -182,7 +145,11 @@ def command(chaos: Chaos) -> str:
 
 def chaos_json(chaos: Chaos) -> dict[str, Any]:
     """Return the same in plain values, without secrets."""
-    plan = chaos.plan
+    plan, finding, own = chaos.plan, chaos.finding, None
+    if finding is not None:
+        own = attributes(finding, "perturbation", "drawn", "index", "is_smallest", "without")
+        own |= {**serialised(finding.outcome), **serialised(finding.tally), "problem": _problem(finding.outcome)}
+        own = {"sentence": sentence(chaos), **own, "reproduce": command(chaos)}
     return result_json(
         chaos,
         command=redact_argv(("rlharness", "chaos", *plan.subject.typed)),
@@ -190,14 +157,8 @@ def chaos_json(chaos: Chaos) -> dict[str, Any]:
         seed=plan.seed,
         factors=[factor.name for factor in plan.factors],
         num_probes_wanted=1 if plan.only is not None else plan.num_probes,
-        finding=chaos.finding and _finding_json(chaos, chaos.finding),
+        finding=own,
     )
-
-
-def _finding_json(chaos: Chaos, finding: Finding) -> dict[str, Any]:
-    own = attributes(finding, "perturbation", "drawn", "index", "is_smallest", "without")
-    own |= {**serialised(finding.outcome), **serialised(finding.tally), "problem": _problem(finding.outcome)}
-    return {"sentence": sentence(chaos), **own, "reproduce": command(chaos)}
 
 
 # -------------------------------------------------------------------------------------------------------------- --vary
@@ -240,7 +201,7 @@ def _summary(varied: Varied) -> tuple[str, str, str]:
 def next_commands(varied: Varied) -> list[str]:
     """Return the commands that look closer at the first difference, or at a base that does not repeat itself."""
     plan = varied.plan
-    words = recording_words(plan.options.scenario_options.recording)
+    words = recording_words(plan.options.scenario_options)
     if varied.unsteady:
         return [shlex.join(redact_argv(["rlharness", "replay", *words, "--", *plan.command({})]))]
     fault = next((each for each in varied.faults if each.kind is Kind.DIFFERENT and each.step is not None), None)

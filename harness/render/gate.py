@@ -12,7 +12,6 @@ from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
 from harness.lab.gate.change import CODE_OF_KIND, Change, Rounding
 from harness.lab.gate.gate import Gate, GateScenario
-from harness.lab.gate.golden import Golden
 from harness.render.console import painted
 from harness.render.divergence import changed_lines, headline, unchanged_lines
 from harness.render.github import append_to_summary, command, fenced, plain, say_lines
@@ -30,7 +29,8 @@ def annotations(gate: Gate) -> Iterator[str]:
         is_failure = scenario.name in gate.failures
         if not is_failure and change in UNREMARKABLE:
             continue
-        title = f"{scenario.name}: {_title(gate, scenario)}"
+        reasons = ", ".join(gate.failures.get(scenario.name, ())) or LABELS[change].lower()
+        title = f"{scenario.name}: {reasons}"
         text = "\n".join([f"{LABELS[change]}{where(scenario)}", *detail_lines(scenario)])
         yield command("error" if is_failure else "warning", text, title=title)
 
@@ -38,10 +38,6 @@ def annotations(gate: Gate) -> Iterator[str]:
 def annotate(gate: Gate) -> None:
     """Say the annotations on standard error, which GitHub reads as well: standard output may be JSON."""
     say_lines(annotations(gate))
-
-
-def _title(gate: Gate, scenario: GateScenario) -> str:
-    return ", ".join(gate.failures.get(scenario.name, ())) or LABELS[scenario.comparison.change].lower()
 
 
 def append_summary(gate: Gate, environ: Mapping[str, str]) -> None:
@@ -98,19 +94,16 @@ def _next_command(gate: Gate, scenario: GateScenario) -> Iterator[str]:
         yield f"look closer: {shlex.join(['rlharness', 'replay', *redact_argv(scenario.replay)])}"
     if comparison.verdict is None or comparison.verdict.first is None or comparison.change not in PARTED:
         return
-    runs = (gate.directory / scenario.name.replace("/", "-") / side / "run-1" for side in ("base", "head"))
-    yield f"look closer: {shlex.join(['rlharness', 'diff', *map(path_text, runs)])}"
+    base, head = (gate.directory / scenario.name.replace("/", "-") / side / "run-1" for side in ("base", "head"))
+    sides = (scenario.golden.trace.directory if scenario.golden else base), head
+    yield f"look closer: {shlex.join(['rlharness', 'diff', *map(path_text, sides)])}"
     if gate.bisect and scenario.name in gate.failures and scenario.golden is None:
         yield f"find the commit: {shlex.join(redact_argv([*gate.bisect, *scenario.replay]))}"
 
 
 def where(scenario: GateScenario) -> str:
     """: 12 steps, every recorded bit; : step 3, backward layers.0.weight. Nothing where nothing was compared."""
-    comparison, golden = scenario.comparison, scenario.golden
-    if comparison.place:
-        return f": {comparison.place}"
-    if comparison.change is Change.EQUAL and golden is not None:
-        return f": {count(len(golden.steps), 'step')}, every recorded bit"
+    comparison = scenario.comparison
     if comparison.verdict is None:
         return ""
     if comparison.change is Change.EQUAL:  # also where one side records more
@@ -135,19 +128,14 @@ def detail_lines(scenario: GateScenario) -> Iterator[str]:
     if verdict and is_parted:
         yield from unchanged_lines(verdict)
     if scenario.golden is not None:
-        yield from golden_lines(scenario.golden, is_new=comparison.change is Change.ACCEPTED)
+        if comparison.change is Change.ACCEPTED:
+            yield f"golden of {count(len(scenario.golden.trace.steps), 'step')}"
+        newest = scenario.golden.history[-1]
+        yield f"accepted on {newest.date} at {newest.commit}: {one_line(newest.reason)}"
     if verdict and comparison.change is Change.EQUAL:
         yield rare_events_line(verdict.num_steps, 2)
     for note in (*comparison.notes, *scenario.notes):
         yield f"note: {one_line(str(note))}"
-
-
-def golden_lines(golden: Golden, *, is_new: bool) -> Iterator[str]:
-    """Yield when and why a golden was accepted, and the contents of a new one."""
-    if is_new:
-        yield f"golden of {count(len(golden.steps), 'step')}"
-    for newest in golden.history[-1:]:
-        yield f"accepted on {newest.date} at {newest.commit}: {one_line(newest.reason)}"
 
 
 def rounding_lines(rounding: Rounding) -> Iterator[str]:
@@ -184,13 +172,11 @@ def summary_line(gate: Gate) -> str:
 def gate_json(gate: Gate) -> dict[str, Any]:
     """Return the same in plain values."""
     head = {**serialised(gate.head), "is_dirty": gate.is_dirty}
-    scenarios = [_scenario_json(scenario) for scenario in gate.scenarios]
+    scenarios = []
+    for scenario in gate.scenarios:
+        found, own = serialised(scenario.comparison), attributes(scenario, "name", "against", "output", "notes")
+        notes = {name: found[name] + own[name] for name in ("notes", "note_codes")}
+        golden = scenario.golden and serialised(scenario.golden.history)
+        scenarios.append({**found, **own, **notes, "golden": golden})
     names = ("interrupted_by", "base", "fail_on", "failures", "directory", "notes")
     return result_json(gate, *names, head=head, scenarios=scenarios)
-
-
-def _scenario_json(scenario: GateScenario) -> dict[str, Any]:
-    found, own = serialised(scenario.comparison), attributes(scenario, "name", "against", "output", "notes")
-    notes = {name: found[name] + own[name] for name in ("notes", "note_codes")}
-    golden = scenario.golden and serialised(scenario.golden.history)
-    return {**found, **own, **notes, "golden": golden}

@@ -54,13 +54,12 @@ def history_lines(trends: Sequence[Trend]) -> list[str]:
 def history_json(trends: Sequence[Trend], *, exit_code: int, file: str, notes: Sequence[str]) -> dict[str, Any]:
     """All trends as plain values."""
     head = {"version": VERSION, "exit_code": exit_code, "file": file, "notes": list(notes)}
-    return {**head, "trends": list(map(_trend_json, trends))}
-
-
-def _trend_json(trend: Trend) -> dict[str, Any]:
-    low_s, high_s = (end(trend.durations_s, default=None) for end in (min, max))
-    own = {"min_s": low_s, "max_s": high_s, "peak_gpu_bytes": trend.peak_bytes}
-    return {**attributes(trend, "name", "median_s", "spread", "results"), **own}
+    found = []
+    for trend in trends:
+        low_s, high_s = (end(trend.durations_s, default=None) for end in (min, max))
+        own = {"min_s": low_s, "max_s": high_s, "peak_gpu_bytes": trend.peak_bytes}
+        found.append({**attributes(trend, "name", "median_s", "spread", "results"), **own})
+    return {**head, "trends": found}
 
 
 def _cells(trend: Trend) -> tuple[str, ...]:

@@ -2,10 +2,10 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from harness.bits.redaction import redact_argv
 from harness.bits.text import harmless
+from harness.lab.experiment.hints import NextCommand
 from harness.lab.report.subjects import Pair, Subject
 from harness.recording.entry_call import CALL
 from harness.recording.run_spec import TRAIN
@@ -16,36 +16,27 @@ VARIABLE, COMMIT, FILE = "variable ", "commit", "file "
 """Names, or their beginnings, of fields of a fingerprint."""
 
 
-@dataclass(frozen=True, slots=True)
-class Next:
-    """A command, and what it is for."""
-
-    why: str
-    command: str
-
-
-def next_commands(pair: Pair) -> list[Next]:
+def next_commands(pair: Pair) -> list[NextCommand]:
     """Return commands that find the first operation that differs; none for equal runs, or if one lacks the step.
 
-    If code, command, environment or machine differ, each side is recorded again where it ran: a replay would compare
-    one of them with itself.
+    Each side is repeated or recorded again by itself if it is a scenario's, or if code, command, environment or machine
+    differ: a replay would compare one of them with itself.
     """
     verdict, first = pair.verdict, pair.verdict.first
     if verdict.kind is Kind.EQUAL or first is None or first.what in STEP_ONLY:
         return []
     argv, step = pair.a.trace.manifest.argv if pair.a.trace.manifest else (), str(first.step)
+    differing = verdict.fingerprints.keys() & {"identity", "content", "numerics", "perturbation", "subject"}
     if argv[: len(TRAIN)] == TRAIN:
         is_repeatable = all((each.trace.directory / CALL).is_file() for each in (pair.a, pair.b))
-        if not is_repeatable or (verdict.kind is Kind.NOT_COMPARABLE and "numerics" in verdict.fingerprints):
-            return []
-        why = f"Repeat step {step} of both with the code that they name, and find the first operation that differs"
-        return [Next(why, _typed("reproduce", pair.a.name, "--step", step, "--trace-ops", "--against", pair.b.name))]
-    if _differ_outside(pair):
+        is_elsewhere = verdict.kind is Kind.NOT_COMPARABLE and "numerics" in differing
+        return list(_of_both(pair, step)) if is_repeatable and not is_elsewhere else []
+    if differing:
         return list(_of_both(pair, step))
     if not argv or verdict.kind is Kind.NOT_COMPARABLE:
         return []
     why = "Run the command that the trace names twice on this machine, and find the first operation that differs"
-    return [Next(why, _typed("replay", "--step", step, "--trace-ops", "--", *argv))]
+    return [NextCommand(why, _typed("replay", "--step", step, "--trace-ops", "--", *argv))]
 
 
 def next_lines(pair: Pair) -> list[str]:
@@ -62,18 +53,13 @@ def next_lines(pair: Pair) -> list[str]:
     return [] if is_equal else [f"see both on one page: {_typed('report', pair.a.name, pair.b.name)}"]
 
 
-def _differ_outside(pair: Pair) -> bool:
-    """Whether more differs between two runs than chance: code, command, settings, hardware or software."""
-    return bool(pair.verdict.fingerprints.keys() & {"identity", "content", "numerics", "perturbation", "subject"})
-
-
-def _of_both(pair: Pair, step: str) -> Iterator[Next]:
-    """Yield the commands that record the operations of a step of two programs, each where it ran, and compare them."""
+def _of_both(pair: Pair, step: str) -> Iterator[NextCommand]:
+    """Yield the commands that record the operations of a step of both, each where it ran, and compare them."""
     sides = (pair.a, pair.b)
     if not all(each.trace.manifest and each.trace.manifest.argv for each in sides):
         return
-    out = [f"{each.name.rstrip('/')}-step-{step}" for each in sides]
-    for side, directory in zip(sides, out, strict=True):
+    traces = []
+    for side in sides:
         assert side.trace.manifest is not None
         variables = [
             f"{field.name.removeprefix(VARIABLE)}={value}"
@@ -81,9 +67,16 @@ def _of_both(pair: Pair, step: str) -> Iterator[Next]:
             for field in pair.verdict.fingerprints.get(part, ())
             if (value := field.a if side is pair.a else field.b) is not None and field.name.startswith(VARIABLE)
         ]
-        words = ["rlharness", "trace", "--trace-ops", step, "--out", directory, "--", *side.trace.manifest.argv]
-        yield Next(f"{side.letter}{_state(pair, side)}", shlex.join(redact_argv([*variables, *words])))
-    yield Next("the first operation that differs", _typed("diff", *out))
+        out = f"{side.name.rstrip('/')}-step-{step}"
+        words, trace = ["trace", "--trace-ops", step, "--out", out, "--", *side.trace.manifest.argv], out
+        if side.trace.manifest.argv[: len(TRAIN)] == TRAIN:
+            words, trace = ["reproduce", side.name, "--step", step, "--trace-ops", "--out", out], f"{out}/run-1-op"
+            variables = []
+        traces.append(trace)
+        yield NextCommand(
+            f"{side.letter}{_state(pair, side)}", shlex.join(redact_argv([*variables, "rlharness", *words]))
+        )
+    yield NextCommand("the first operation that differs", _typed("diff", *traces))
 
 
 def _state(pair: Pair, side: Subject) -> str:

@@ -1,12 +1,12 @@
 """Output of `rlharness trace` after the program: the recording, its problems, what ended it, and the next command."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from harness.bits.text import count, one_line, path_text, ranges
 from harness.lab.experiment.recording_result import Recording
 from harness.lab.experiment.single_run import TerminalRun
-from harness.recording.conditions import Condition, Stop
+from harness.recording.conditions import Stop
 from harness.recording.sentinel.sentinel_report import finding_line
 
 MAX_CHARS = 200
@@ -24,16 +24,21 @@ def recording_lines(recording: Recording, then: Iterable[str] = ()) -> Iterator[
         yield f"{state} {count(recording.num_steps, 'step')} of {ranks}, {size(recording.size_bytes)}, in {directory}"
     else:
         yield f"NOTHING RECORDED in {directory}"
-    for problem in recording.problems:
-        yield f"  {one_line(problem.what)}"
-        if problem.remedy:
-            yield f"    remedy: {one_line(problem.remedy)}"
+    yield from problem_lines(recording)
     for note in recording.notes:
         yield f"  note: {one_line(note)}"
     then = list(then)
     yield from then
     if recording.is_complete and not then:
         yield f"  compare it with another:  rlharness diff {directory} OTHER"
+
+
+def problem_lines(recording: Recording) -> Iterator[str]:
+    """Yield the problems of an incomplete recording with their remedies."""
+    for problem in recording.problems:
+        yield f"  {one_line(problem.what)}"
+        if problem.remedy:
+            yield f"    remedy: {one_line(problem.remedy)}"
 
 
 def size(num_bytes: int) -> str:
@@ -48,16 +53,11 @@ def end_lines(run: TerminalRun) -> Iterator[str]:
         yield one_line(finding_line(finding))
         yield f"  bundle: {shlex.quote(path_text(bundle))}"
     if run.conditions:
-        yield condition_line(run.conditions, run.stop, run.recording.num_steps)
+        steps = count(run.recording.num_steps, "step")
+        unmet = f"NOT MET  {', '.join(map(str, run.conditions))} in {steps}"
+        yield f"STOPPED  {where(run.stop)}" if run.stop else unmet
     if (command := run.next_command) is not None:
         yield f"  {command}"
-
-
-def condition_line(conditions: Sequence[Condition], stop: Stop | None, num_steps: int) -> str:
-    """Return the line that names the condition that held, or those that did not."""
-    if stop is not None:
-        return f"STOPPED  {where(stop)}"
-    return f"NOT MET  {', '.join(map(str, conditions))} in {count(num_steps, 'step')}"
 
 
 def where(stop: Stop) -> str:

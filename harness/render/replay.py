@@ -6,25 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.bits.levels import OFF
+from harness.bits.levels import DETERMINISTIC, OFF
 from harness.bits.redaction import redact_argv
 from harness.bits.text import count, one_line, path_text
-from harness.lab.experiment.hints import NextCommand, level_command, next_command, program_command, report_command
+from harness.lab.experiment.hints import NextCommand, command_line, next_command, program_command
 from harness.lab.experiment.launcher import Run
 from harness.lab.replay.replay import Comparison, Replay, ReplayPlan
 from harness.lab.replay.resumption import ResumeKind, ResumeVerdict
-from harness.lab.reproduce.reproduction import (
-    Ending,
-    OtherRun,
-    Repeated,
-    Reproduction,
-    StepOperations,
-    StepPlan,
-)
+from harness.lab.reproduce.reproduction import Ending, Repeated, Reproduction, StepOperations, StepPlan
 from harness.process.program_output import output_tail
 from harness.render.console import painted
 from harness.render.divergence import verdict_text
 from harness.render.operations import VALIDITY, non_finite_lines, operations_text, suspect_lines
+from harness.render.recording import problem_lines
 from harness.render.serialise import attributes, result_json, serialised
 from harness.trace.ops import OpVerdict
 from harness.trace.verdict import STEP_ONLY, Kind, Verdict
@@ -44,7 +38,8 @@ def replay_text(replay: Replay, *, colour: bool) -> str:
     for comparison in replay.comparisons:
         lines += _pair(f"A: {one_line(comparison.a)}  B: {comparison.b}", comparison.verdict, colour)
         lines += _operations(comparison)
-    lines += _failures([run for run in replay.runs if not run.recording.is_complete])
+    for run in replay.runs:
+        lines += [] if run.recording.is_complete else [f"{run.name} is incomplete", *_problems(run)]
     notes = [f"{run.name}: {note}" for run in replay.runs for note in dict.fromkeys(run.recording.notes)]
     lines += [f"  note: {one_line(note)}" for note in (*notes, *replay.notes)]
     if {each.verdict.kind for each in replay.comparisons} == {Kind.EQUAL} and replay.plan.against is None:
@@ -81,19 +76,9 @@ def _operations(comparison: Comparison) -> Iterator[str]:
         yield f"    valid: this recording did not change step {comparison.operations[0].step}"
 
 
-def _failures(runs: Sequence[Run]) -> Iterator[str]:
-    """What was wrong with each run, and the end of its output."""
-    for run in runs:
-        yield f"{run.name} is incomplete"
-        yield from _problems(run)
-
-
 def _problems(run: Run) -> Iterator[str]:
     """Yield the problems of an incomplete run with their remedies, and the end of its output."""
-    for problem in run.recording.problems:
-        yield f"  {one_line(problem.what)}"
-        if problem.remedy:
-            yield f"    remedy: {one_line(problem.remedy)}"
+    yield from problem_lines(run.recording)
     if not run.recording.is_complete:
         yield from (f"  {line}" for line in ending_lines(run.output))
 
@@ -129,14 +114,11 @@ def _next_command(replay: Replay) -> NextCommand | str | None:
         return None
     is_first_diverged = apart[0].verdict.kind is Kind.DIVERGED
     if plan.op_step is not None and is_first_diverged and plan.run_spec.level == OFF and not plan.typed:
-        return level_command(run_spec, plan.timeout_s)
-    return report_command(*(_directory_of(replay, name) for name in (apart[0].a, apart[0].b)))
-
-
-def _directory_of(replay: Replay, name: str) -> Path:
-    """The directory of the trace that a comparison calls so."""
-    found = [run.recording.directory for run in replay.runs if run.name == name and not run.has_operations]
-    return found[0] if found else Path(name)
+        words = ("rlharness", "replay", "--level", DETERMINISTIC)
+        return f"test whether a level removes it: {command_line(words, run_spec, plan.timeout_s)}"
+    directories = {run.name: run.recording.directory for run in replay.runs if not run.has_operations}
+    sides = (path_text(directories.get(name, Path(name))) for name in (apart[0].a, apart[0].b))
+    return f"see both on one page: {shlex.join(['rlharness', 'report', *sides])}"
 
 
 def replay_json(replay: Replay) -> dict[str, Any]:
@@ -157,11 +139,6 @@ def replay_json(replay: Replay) -> dict[str, Any]:
 
 
 # ---- a run that is interrupted and resumed
-
-
-def resumed_run_line(run: Run, kind: str) -> str:
-    """run 2, interrupted: 7 steps in 3.2 s."""
-    return f"run {run.number}, {kind}: {count(run.recording.num_steps, 'step')} in {run.duration_s:.1f} s"
 
 
 def resume_text(plan: ReplayPlan, verdict: ResumeVerdict, *, colour: bool) -> str:
@@ -207,10 +184,8 @@ def resume_json(plan: ReplayPlan, verdict: ResumeVerdict) -> dict[str, Any]:
 
 
 def step_text(found: Reproduction, *, colour: bool) -> str:
-    """Return the verdict on the step, its operations, the comparison with another run, and the directories."""
+    """Return the verdict on the step, its operations, and the directories."""
     lines = [*repeated_lines(found.repeated, colour=colour)]
-    if found.other is not None:
-        lines += _other(found.other, colour=colour)
     return _text(found.interrupted_by, lines, found.next_command, found.directory)
 
 
@@ -223,7 +198,13 @@ def repeated_lines(repeated: Repeated, *, colour: bool) -> Iterator[str]:
         return
     different = repeated.different
     if different is None:
-        yield _reproduced(repeated, colour=colour)
+        steps = _steps_before(plan)
+        values, before = (
+            count(repeated.num_values, "value"),
+            f"; and every bit of the {steps} before it" if steps else "",
+        )
+        ending = f"step {plan.step}: {ENDINGS[repeated.ending]}: {values}, every bit{before}"
+        yield f"{painted('REPRODUCED', GREEN, colour)}  {ending}"
     else:
         title = f"A: {one_line(path_text(plan.run.directory))}  B: its {_span(plan)} repeated"
         yield from _pair(title, different, colour)
@@ -235,13 +216,6 @@ def repeated_lines(repeated: Repeated, *, colour: bool) -> Iterator[str]:
 
 def _span(plan: StepPlan) -> str:
     return f"step {plan.step}" if plan.first == plan.step else f"steps {plan.first} to {plan.step}"
-
-
-def _reproduced(repeated: Repeated, *, colour: bool) -> str:
-    label = painted("REPRODUCED", GREEN, colour)
-    values, steps = count(repeated.num_values, "value"), _steps_before(repeated.plan)
-    before = f"; and every bit of the {steps} before it" if steps else ""
-    return f"{label}  step {repeated.plan.step}: {ENDINGS[repeated.ending]}: {values}, every bit{before}"
 
 
 def _how(repeated: Repeated) -> str:
@@ -272,30 +246,15 @@ def _step_operations(operations: StepOperations, step: int) -> Iterator[str]:
         yield f"    note: not valid: recording the operations changed step {step}"
 
 
-def _other(other: OtherRun, *, colour: bool) -> Iterator[str]:
-    plan = other.repeated.plan
-    yield from repeated_lines(other.repeated, colour=colour)
-    title = f"A: this run's step {plan.step}  B: {one_line(path_text(plan.run.directory))}"
-    if other.verdict is None:
-        yield from (title, f"  step {plan.step} is not recorded in both runs")
-        return
-    yield from _pair(title, other.verdict, colour)
-    yield from _op_lines(other.operations)
-
-
 def step_json(found: Reproduction) -> dict[str, Any]:
     """Return the same in plain values."""
-    other = found.other
-    against: dict[str, Any] | None = None
-    if other is not None:
-        own = {"verdict": serialised(other.verdict), "first_operations": serialised(other.operations)}
-        against = {**_repeated_json(other.repeated), **own}
-    names = ("interrupted_by", "directory")
-    return result_json(found, *names, **_repeated_json(found.repeated), against=against)
-
-
-def _repeated_json(repeated: Repeated) -> dict[str, Any]:
+    repeated = found.repeated
     plan = attributes(repeated.plan, "step", "first", "is_from_checkpoint")
     names = ("is_reproduced", "ending", "num_values", "root", "operations", "runs")
-    comparisons = serialised(repeated.verdicts)
-    return {"run": str(repeated.plan.run.directory), **plan, **attributes(repeated, *names), "comparisons": comparisons}
+    more = {
+        "run": repeated.plan.run.directory,
+        **plan,
+        **attributes(repeated, *names),
+        "comparisons": repeated.verdicts,
+    }
+    return result_json(found, "interrupted_by", "directory", **more)

@@ -12,13 +12,7 @@ from harness.process.invocation import Invocation
 from harness.render.console import at_most, stop_lines
 from harness.render.github import append_to_summary, command, folded, plain, say_lines
 from harness.render.run_text import closing_line, sections_of
-from harness.render.run_words import (
-    Failure,
-    exit_reason,
-    list_failures,
-    list_unmet,
-    shown,
-)
+from harness.render.run_words import Failure, exit_reason, list_failures, list_unmet, shown
 from harness.runner.events import Event, RunFinished
 from harness.runner.records.recorded_run import PAGE
 from harness.runner.records.stats import RunState

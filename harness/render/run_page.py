@@ -121,10 +121,6 @@ def _sign(code: int | None) -> tuple[str, str]:
     return ("diverged", "✗") if code in (ExitCode.TESTS_FAILED, ExitCode.INTERNAL_ERROR) else ("incomplete", "!")
 
 
-def _tone(word: str) -> str:
-    return TONE_OF.get(word.replace(" ", "_"), "bad")
-
-
 def _word(span: Any) -> str:
     return span.outcome.value if span.outcome else NO_OUTCOME
 

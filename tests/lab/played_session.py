@@ -9,6 +9,7 @@ from harness.lab.experiment.launcher import OUTPUT, Run
 from harness.lab.experiment.recording_result import Problem, Recording
 from harness.recording.entry_call import Rejection
 from harness.recording.run_spec import RunSpec
+from harness.render.run_lines import RunLines
 from harness.trace.tensor_file import Kept
 from tests.support.traces import trace_of_values, value
 
@@ -48,6 +49,7 @@ class PlayedSession:
     interrupted_at: int = 10**9
     asked: list[tuple[str, int | None]] = field(default_factory=list)
     """(directory, last step) of each run."""
+    display: RunLines = field(default_factory=RunLines)
 
     async def record(
         self, run_spec: RunSpec, parent: Path, number: int = 1, *, environ: Mapping[str, str], cwd: Path

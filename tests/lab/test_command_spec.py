@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
 from harness.lab.experiment.command_spec import (
-    RecordingOptions,
+    SpecOptions,
     checked_metric,
     command_identity,
     command_name,
@@ -84,7 +84,7 @@ def test_metrics_that_cannot_be_used_are_named(metric: str) -> None:
 @pytest.mark.parametrize("word", ["--api-key=<redacted>", "<redacted>", "https://<redacted>@host/x"])
 def test_a_command_that_was_copied_without_its_secrets_is_not_started(tmp_path: Path, word: str) -> None:
     with pytest.raises(UsageError) as refused:
-        make_command_spec(("python", "train.py", word), RecordingOptions())
+        make_command_spec(("python", "train.py", word), SpecOptions())
     assert word in refused.value.what
     assert "replace <redacted>" in refused.value.remedy
 

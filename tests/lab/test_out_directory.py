@@ -16,12 +16,10 @@ def test_it_is_new_or_empty(tmp_path: Path) -> None:
     assert out_directory(tmp_path, "deep/er", "replays", "id") == OutDirectory(deep, is_new=True)
     assert out_directory(tmp_path, "deep/er", "replays", "id") == OutDirectory(deep, is_new=False), "it is empty still"
     assert not (tmp_path / ".rlharness").exists()
-    with pytest.raises(UsageError, match=r"deep is not empty\n  legal:  .*\n  remedy: "):
+    with pytest.raises(UsageError, match=r"deep is not empty\n  remedy: "):
         out_directory(tmp_path, "deep", "replays", "id")
     (tmp_path / "file").touch()
-    with pytest.raises(
-        UsageError, match=r"nothing can be written to .*file/x: Not a directory\n  legal:  .*\n  remedy: "
-    ):
+    with pytest.raises(UsageError, match=r"nothing can be written to .*file/x: Not a directory\n  remedy: "):
         out_directory(tmp_path, "file/x", "replays", "id")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness.bits.errors import UsageError
 from harness.bits.files import MAX_SETTINGS_BYTES
-from harness.lab.chaos.search import Choice, payload_factors
+from harness.lab.chaos.search import payload_factors
 from harness.lab.experiment.scenario import FULL, SMOKE, ScenarioFile, all_scenarios, find_scenario
 from rlcore.config import LEVELS, RUNTIME_SECTIONS, RunConfig, read_config
 from rlcore.errors import InvalidValueError
@@ -38,7 +38,7 @@ def test_an_entry_takes_whatever_chaos_may_give_it(file: ScenarioFile) -> None:
     names = {factor.name for factor in factors}
     assert {"runtime.concurrency", "output.evaluate_every", "output.checkpoint_every"} <= names
     for factor in factors:
-        values = factor.values.options if isinstance(factor.values, Choice) else (factor.values.low, factor.values.high)
+        values = (factor.values[0], factor.values[-1]) if isinstance(factor.values, range) else factor.values
         for value in values:
             read_config(scenario.payload(SMOKE, {**scenario.chaos.crash, factor.name: value}))
 
@@ -65,46 +65,3 @@ def test_a_file_that_a_parser_would_read_for_minutes_is_refused(tmp_path: Path) 
     (tmp_path / "long.yaml").write_text("a:\n" + "- a\n" * (MAX_SETTINGS_BYTES // 4))
     with pytest.raises(UsageError, match="it has more than 1,048,576 bytes"):
         find_scenario("./long.yaml", tmp_path).read()
-
-
-SMALL = """\
-extends: {base}
-sizes: {{tiny: {{training.num_steps: 1}}}}
-config: {{optimizer: {{learning_rate: 5e-4}}, sampling: {{max_tokens: 9}}}}
-"""
-
-
-@pytest.mark.parametrize("where", ["small.yaml", "scenarios/small.yaml"])
-def test_a_file_of_differences_is_a_scenario(where: str, tmp_path: Path) -> None:
-    (tmp_path / "scenarios").mkdir()
-    (tmp_path / where).write_text(SMALL.format(base="grpo_sorting"))
-    base, small = find_scenario("grpo_sorting", tmp_path).read(), find_scenario(where, tmp_path).read()
-    assert (small.about, small.entry, small.chaos, small.resume) == (base.about, base.entry, base.chaos, base.resume)
-    changed = {"optimizer.learning_rate": 5e-4, "sampling.max_tokens": 9}
-    assert small.payload(FULL, {}) == base.payload(FULL, changed)
-    assert small.payload(TINY, {}) == base.payload(TINY, {**changed, "training.num_steps": 1})
-
-
-def test_a_file_of_differences_is_itself_extended(tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(SMALL.format(base="grpo_sorting"))
-    (tmp_path / "smaller.yaml").write_text("extends: small.yaml\nconfig: {seed: 7}\n")
-    small, smaller = (find_scenario(name, tmp_path).read() for name in ("small.yaml", "smaller.yaml"))
-    assert smaller.config == {**small.config, "seed": 7}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("extends: grpo_sortin", "there is no scenario 'grpo_sortin'"),
-        ("extends: a.yaml", r"a\.yaml extends a\.yaml, which extends it"),
-        ("extends: b.yaml", r"b\.yaml extends a\.yaml, which extends it"),
-        ("extends: 7", "extends is 7"),
-        ("extends: grpo_sorting\nmodel: {}", "unknown key 'model'"),
-        ("config: {}", "either entry or command is needed"),
-    ],
-)
-def test_differences_from_no_scenario_are_refused(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(f"{text}\n")
-    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
-    with pytest.raises(UsageError, match=said):
-        find_scenario("a.yaml", tmp_path).read()

@@ -99,7 +99,6 @@ def test_a_run_that_names_another_entry_is_refused_and_with_trust_runs_after_it_
     "words",
     [
         ("reproduce", "foreign", "--step", "1", "--json"),
-        ("reproduce", "own", "--step", "1", "--against", "foreign"),
         ("reproduce", "foreign", "--step", "1", "--interactive"),
         ("reproduce", "own", "--step", "1", "--interactive", "--against", "foreign"),
     ],

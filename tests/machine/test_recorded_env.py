@@ -18,12 +18,12 @@ OFF = RunSpec(("python",))
 )
 def test_the_directory_that_starts_a_recording_comes_first(tmp_path: Path, before: str | None, after: str) -> None:
     parent = {"OTHER": "1"} if before is None else {"OTHER": "1", "PYTHONPATH": before}
-    env = preparation.prepare(OFF, tmp_path / "t", parent).env
+    env = preparation.prepare(OFF, tmp_path / "t", parent)[1]
     assert env == {"OTHER": "1", RUN_VARIABLE: str(tmp_path / "t" / RUN), "PYTHONPATH": after}
 
 
 def test_the_manual_has_the_table(tmp_path: Path) -> None:
     (table,) = re.findall(r"^\| variable \| in a recorded program \|\n(?:\|.*\n)+", text(), re.MULTILINE)
     told, documented = (re.findall(r"`([A-Z_]+)`", text) for text in (table, preparation.__doc__ or ""))
-    env = preparation.prepare(OFF, tmp_path / "t", {}, "m").env
+    env = preparation.prepare(OFF, tmp_path / "t", {}, "m")[1]
     assert set(told) == set(documented) == env.keys()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.lab.chaos.search import Chaos, ChaosPlan, Factor, Finding, NotApplied, Outcome, Sign, Span, Subject, Tally
+from harness.lab.chaos.search import Chaos, ChaosPlan, Factor, Finding, NotApplied, Outcome, Sign, Subject, Tally
 from harness.lab.experiment.launcher import OUTPUT
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec
-from harness.render.chaos import SearchLines, chaos_json, chaos_text, command, effect, sentence
+from harness.render.chaos import chaos_json, chaos_text, command, effect, sentence
 from harness.trace.diff import diff
 from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind, Verdict
@@ -23,7 +23,7 @@ from tests.support.traces import flip_bit, steps_of, trace
 
 ENTRY = RunSpec(("python",), call=EntryCall("a:b", {}))
 FOREIGN = RunSpec(("python", "train.py", "--token", "hf_abcdefghijklmnopqrstuvwxyz0123456789"))
-FACTORS = (Factor("runtime.n", Span(1, 9)), Factor("threads", Span(1, 2)))
+FACTORS = (Factor("runtime.n", range(1, 10)), Factor("threads", range(1, 3)))
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_run_that_differs_from_itself_is_replayed(moved: Outcome) -> None:
     told = chaos(finding)
     assert command(told) == "PYTHONHASHSEED=0 rlharness replay tiny --size smoke --runs 4"
     for usual, said in ((5, "PYTHONHASHSEED=5 rlharness"), (None, "rlharness")):
-        factors = (*FACTORS, Factor("hash_seed", Span(0, 9), usual))
+        factors = (*FACTORS, Factor("hash_seed", range(10), usual))
         plan = replace(told.plan, subject=replace(told.plan.subject, factors=factors))
         assert command(replace(told, plan=plan)) == f"{said} replay tiny --size smoke --runs 4"
 
@@ -146,20 +146,6 @@ def test_json_says_the_same(moved: Outcome) -> None:
     assert finding["verdict"]["first"]["a"]["name"] == "layers.1.weight"
     assert finding["reproduce"].endswith("--only runtime.n=3")
     assert json.loads(json.dumps(chaos_json(chaos(None))))["finding"] is None
-
-
-def test_progress_is_the_golden(golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
-    lines = SearchLines(replace(chaos(None).plan, num_probes=1))
-    same, seen = Outcome(Sign.SAME), Outcome(Sign.MOVED, 2)
-    for perturbation, outcome in (({}, same), ({"threads": 2}, same), ({"hash_seed": 1}, seen), ({}, same)):
-        lines.begins(perturbation)
-        lines.begin(1, has_operations=False)
-        lines.progress(1, 29)
-        lines.finished(outcome, 10.0)
-    lines.begin(9, has_operations=False)
-    lines.progress(4, 31)
-    lines.progress(4, 40)
-    golden("chaos_progress.txt", capsys.readouterr().err)
 
 
 def test_the_example_of_the_manual_is_what_is_printed() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.bits.exit_codes import ExitCode
 from harness.lab.gate.change import Change, Comparison, GateCode, Rounding, classify_change
-from harness.lab.gate.golden import Acceptance, golden_of
+from harness.lab.gate.golden import Acceptance, Golden
 from harness.render.gate import gate_json, gate_text
 from harness.trace.diff import diff
 from harness.trace.verdict import REWARDS, TOKENS, Count, Element
@@ -70,8 +70,8 @@ def test_what_is_counted_is_said_once_and_the_next_command_with_it(tmp_path: Pat
 
 
 def test_what_was_accepted_is_told_with_its_reason(tmp_path: Path) -> None:
-    found = golden_of(trace(tmp_path / "a", steps_of(2)), "a", "smoke")
-    golden = replace(found, history=(Acceptance("2026-11-20", "aaaaaaa+", "the clip is lower", "Ada"),))
+    found = trace(tmp_path / "a", steps_of(2))
+    golden = Golden(found, (Acceptance("2026-11-20", "aaaaaaa+", "the clip is lower", "Ada"),))
     scenario = scenario_of("a", Change.ACCEPTED, GateCode.GOLDEN_FIRST())
     gate = gate_of(replace(scenario, golden=golden, against="golden 0123"))
     assert gate_text(gate, colour=False).splitlines()[1:-1] == [
@@ -82,7 +82,9 @@ def test_what_was_accepted_is_told_with_its_reason(tmp_path: Path) -> None:
         "passed: 1 accepted",
     ]
     assert gate_json(gate)["scenarios"][0]["golden"][0]["by"] == "Ada"
-    equal = replace(scenario, comparison=Comparison(Change.EQUAL), golden=golden, against="golden 0123")
+    equal = replace(
+        scenario, comparison=Comparison(Change.EQUAL, verdict=diff(found, found)), golden=golden, against="golden 0123"
+    )
     assert gate_text(gate_of(equal), colour=False).splitlines()[1:3] == [
         "EQUAL  a (golden 0123): 2 steps, every recorded bit",
         "  accepted on 2026-11-20 at aaaaaaa+: the clip is lower",

@@ -11,7 +11,7 @@ from harness.process.program_output import TAIL_LINES, output_tail
 from harness.render.divergence import verdict_text
 from harness.render.operations import operations_text
 from harness.render.replay import replay_json, replay_text
-from harness.render.run_lines import RunLines, run_line
+from harness.render.run_lines import RunLines
 from tests.support.replays import plan_of, report, run_of, with_reports
 from tests.support.traces import flip_bit
 
@@ -63,7 +63,6 @@ def test_runs_that_failed(tmp_path: Path) -> None:
     assert lines[at + 3 + TAIL_LINES] == "  | boom ?"
     assert f"  it printed nothing ({tmp_path}/run-2/output.log)" in lines
     assert lines[-2] == "  look closer: rlharness replay --step 3 --trace-ops -- python train.py --lr 1e-3"
-    assert run_line(runs[0]) == "run 1: 3 steps in 12.3 s, INCOMPLETE: it broke"
 
 
 def test_operations_follow_their_verdict(tmp_path: Path) -> None:
@@ -150,18 +149,19 @@ def test_json_holds_plain_values_and_no_secrets(tmp_path: Path) -> None:
 
 
 def test_lines_of_runs_that_go_on_are_few(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = RunLines(2)
-    lines.begin(1, has_operations=False)
+    lines = RunLines()
+    lines.title = "run 1 of 2"
+    lines.begin()
     for second in range(70):
         lines.progress(second, float(second))
     lines.end("run 1: 70 steps in 70.0 s")
-    lines.begin(2, has_operations=True)
+    lines.title = "run 2 of 2, with operations"
+    lines.begin()
     lines.progress(1, 29.0)
-    lines.close()
     assert capsys.readouterr().err.splitlines() == [
         "rlharness: run 1 of 2 begins",
         "rlharness: run 1 of 2: 30 steps after 30 s",
         "rlharness: run 1 of 2: 60 steps after 60 s",
         "rlharness: run 1: 70 steps in 70.0 s",
-        "rlharness: run 2 of 2, with operations, begins",
+        "rlharness: run 2 of 2, with operations begins",
     ]

@@ -13,6 +13,11 @@ from harness.trace.manifest import Fingerprint, Manifest
 from tests.support.traces import flip_bit, manifest_of, steps_of, trace
 
 CALL_TEXT = json.dumps({"entry": "m:f", "config": {}, "runtime_sections": ["spread"], "resume": None})
+REPEATED = [
+    "rlharness reproduce runs/a --step 1 --trace-ops --out runs/a-step-1",
+    "rlharness reproduce 'runs/my b' --step 1 --trace-ops --out 'runs/my b-step-1'",
+    "rlharness diff runs/a-step-1/run-1-op 'runs/my b-step-1/run-1-op'",
+]
 SICK = flip_bit(1, "backward", "layers.0.weight")
 
 
@@ -29,7 +34,7 @@ def commands(pair: Pair) -> list[str]:
 def test_of_a_program_its_own_command_line_without_secrets(tmp_path: Path) -> None:
     argv = ("python", "train.py", "--lr", "1e-3", "--api-key", "sk-0123456789abcdefghij")
     assert commands(pair_of(tmp_path, replace(manifest_of(), argv=argv))) == [
-        "rlharness replay --step 1 --trace-ops -- python train.py --lr 1e-3 --api-key '<redacted>'",
+        "rlharness replay --step 1 --trace-ops -- python train.py --lr 1e-3 --api-key '<redacted>'"
     ]
 
 
@@ -47,7 +52,7 @@ def test_a_step_of_a_scenario_is_repeated_if_both_runs_have_its_call(tmp_path: P
     assert commands(pair) == []
     for run in ("a", "b"):
         (tmp_path / run / "call.json").write_text(CALL_TEXT, "utf-8")
-    assert commands(pair) == ["rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'"]
+    assert commands(pair) == REPEATED
 
 
 def test_every_command_is_one(tmp_path: Path) -> None:
@@ -100,4 +105,4 @@ def test_runs_of_other_identities_are_asked_what_made_them_part(tmp_path: Path) 
         pair = pair_of(tmp_path / name, known, replace(known, fingerprint=fingerprint))
         for run in ("a", "b"):
             (tmp_path / name / run / "call.json").write_text(CALL_TEXT, "utf-8")
-        assert commands(pair) == ["rlharness reproduce runs/a --step 1 --trace-ops --against 'runs/my b'"] * is_alike
+        assert commands(pair) == (REPEATED if is_alike else [])

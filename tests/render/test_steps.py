@@ -1,8 +1,6 @@
 """What `rlharness reproduce` prints: whole against a golden, line by line elsewhere, and as JSON."""
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,14 +8,7 @@ import pytest
 from harness.lab.experiment.launcher import Run
 from harness.lab.experiment.recorded_run import RecordedRun
 from harness.lab.experiment.recording_result import Problem, Recording
-from harness.lab.reproduce.reproduction import (
-    Ending,
-    OtherRun,
-    Repeated,
-    Reproduction,
-    StepOperations,
-    StepPlan,
-)
+from harness.lab.reproduce.reproduction import Ending, Repeated, Reproduction, StepOperations, StepPlan
 from harness.recording.conditions import Stop
 from harness.recording.entry_call import EntryCall
 from harness.recording.run_spec import RunSpec
@@ -29,7 +20,6 @@ from harness.trace.manifest import Manifest
 from harness.trace.non_finite import NonFinite
 from harness.trace.ops import INF, NAN, Operation, OpValue
 from harness.trace.reader import Trace
-from harness.trace.reasons import VerdictCode
 from harness.trace.verdict import Kind, Verdict
 from tests.support.manual import goldens
 from tests.support.traces import flip_bit, steps_of, trace
@@ -63,9 +53,9 @@ def repeated(*verdicts: Verdict, ending: Ending = Ending.SAME_MIDDLE, operations
     return Repeated(plan, (made,), verdicts, 49, root, ending, (OPERATIONS,) if operations else ())
 
 
-def reproduction_of(found: Repeated, *, other: OtherRun | None = None, interrupted_by: str = "") -> Reproduction:
+def reproduction_of(found: Repeated, *, interrupted_by: str = "") -> Reproduction:
     directory = Path(".rlharness/reproductions/20261122-185252-12956a")
-    return Reproduction(found, directory, other, interrupted_by=interrupted_by)
+    return Reproduction(found, directory, interrupted_by)
 
 
 def test_the_text_is_the_golden_and_the_manual_shows_it(golden: Callable[[str, str], None]) -> None:
@@ -91,17 +81,6 @@ def test_a_step_of_which_nothing_was_recorded_is_no_success() -> None:
     assert step_text(reproduced, colour=False).startswith("NOTHING RECORDED  step 1 of broken\n")
     assert reproduced.exit_code == 12
     assert reproduction_of(repeated(EQUAL), interrupted_by="SIGINT").exit_code == 2
-
-
-def test_with_another_run_the_exit_code_is_what_the_two_are_to_each_other() -> None:
-    other = OtherRun(
-        repeated(EQUAL), Verdict(Kind.NOT_COMPARABLE, reasons=(VerdictCode.IDENTITY_DIFFERS(names=("seed",)),))
-    )
-    reproduced = reproduction_of(repeated(EQUAL), other=other)
-    assert reproduced.exit_code == 11
-    assert "A: this run's step 1  B: broken\nNOT COMPARABLE" in step_text(reproduced, colour=False)
-    assert json.loads(json.dumps(step_json(reproduced)))["against"]["verdict"]["verdict"] == "not_comparable"
-    assert reproduction_of(repeated(EQUAL), other=replace(other, verdict=None)).exit_code == 12
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from harness.trace.ops import read_ops
 from harness.trace.reader import read_trace
 from harness.trace.tensor_file import read_digested
 from harness.trace.values import Float
+from harness.trace.writer import TraceWriter
 from tests.runner.records.hostile_histories import make_history
 from tests.support.hostile_checkpoints import readers_of_rlcore
 from tests.support.hostile_messages import readers_of_messages
@@ -134,9 +135,10 @@ def _remembered(at: Path) -> object:
 
 
 def _readers_of_results() -> list[Reader]:
-    golden = of_file("k/golden.json", read_goldens, {"k/curve.jsonl": _curve()})
+    files = _golden()
+    golden = of_file("k/golden.json", read_goldens, files)
     return [
-        Reader("golden.json", (_golden(),), golden, (GoldenError,)),
+        Reader("golden.json", (files.pop("k/golden.json"),), golden, (GoldenError,)),
         Reader("a line of numbers", (b'{"loss": 1.5, "step": 3}',), of_text(numbers_of_json)),
     ]
 
@@ -160,20 +162,15 @@ def _curve() -> bytes:
     return "".join(curve_line(CurvePoint(step, {"loss": Float.of(0.5)}, "0" * 32)) for step in (0, 1)).encode()
 
 
-def _golden() -> bytes:
-    golden = Golden(
-        scenario="s.yaml",
-        size="tiny",
-        identity={"config": "1"},
-        numerics={"cpu": "x"},
-        steps=(0, 1),
-        roots={"loss": ("a", None)},
-        curve=tuple(parse_curve(_curve().decode())),
-        history=(Acceptance("2026-01-01", "c", "why", "who"),),
-    )
+def _golden() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as directory:
-        write_golden(Path(directory), golden)
-        return (Path(directory) / "golden.json").read_bytes()
+        with TraceWriter(
+            Path(directory, "run"), Manifest(Fingerprint({"config": "1"}, {"cpu": "x"})), say=print
+        ) as writer:
+            writer.append(0, [])
+        golden = Golden(read_trace(Path(directory, "run")), (Acceptance("2026-01-01", "c", "why", "who"),))
+        write_golden(Path(directory, "k"), golden)
+        return {f"k/{path.name}": path.read_bytes() for path in Path(directory, "k").iterdir()}
 
 
 def _call() -> bytes:

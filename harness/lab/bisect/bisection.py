@@ -19,7 +19,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -36,15 +36,8 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.files import read_text
 from harness.bits.redaction import redact_argv
 from harness.bits.text import path_text
-from harness.lab.experiment.command_spec import ScenarioOptions
-from harness.lab.experiment.launcher import (
-    OUTPUT,
-    LaunchContext,
-    Launcher,
-    TitledDisplay,
-    check_program,
-    open_launcher,
-)
+from harness.lab.experiment.command_spec import SpecOptions
+from harness.lab.experiment.launcher import OUTPUT, Display, LaunchContext, Launcher, check_program, open_launcher
 from harness.lab.experiment.preparation import out_directory
 from harness.lab.experiment.scenario import asked_run, make_scenario_spec
 from harness.lab.experiment.worktrees import (
@@ -85,15 +78,6 @@ OPTION = "--by"
 
 
 @dataclass(frozen=True, slots=True)
-class Classified:
-    """What a probe is."""
-
-    outcome: Outcome
-    reason: str
-    """In a few words."""
-
-
-@dataclass(frozen=True, slots=True)
 class Criterion:
     """Distinguishes good probes from bad ones."""
 
@@ -102,28 +86,33 @@ class Criterion:
     condition: Condition | None = None
     """Bad is where it holds; None of BITS."""
 
-    def classify(self, good: Trace, probe: Trace) -> Classified:
-        """What a probe is, beside the run that is known to be good."""
-        return _by_bits(good, probe) if self.condition is None else self._by_condition(self.condition, probe)
+    def classify(self, good: Trace, probe: Trace) -> tuple[Outcome, str]:
+        """Return what a probe is, beside the run that is known to be good, and the reason in a few words."""
+        if self.condition is not None:
+            condition, name = self.condition, self.condition.name_among(_names(probe))
+            points = [(point.step, point.values[name].value()) for point in probe.curve if name in point.values]
+            for step, value in points:
+                if isnan(value) or OPERATORS[condition.relation](value, condition.number):
+                    return Outcome.BAD, f"{condition.name} of step {step} is {value:.6g}"
+            if points:
+                return Outcome.GOOD, f"no step has {condition}"
+            return Outcome.SKIP, f"its curve has no {condition.name}"
+        verdict = diff(good, probe)
+        if verdict.first is None:
+            if verdict.kind is Kind.EQUAL:
+                return Outcome.GOOD, "every bit is the same"
+            codes = dict.fromkeys(reason.code.value for reason in verdict.reasons)
+            return Outcome.SKIP, f"cannot be compared: {', '.join(codes)}"
+        first = verdict.first.a or verdict.first.b
+        where = f", first in {first.phase} {first.name}" if first else ""
+        return Outcome.BAD, f"bits differ from step {verdict.first.step} on{where}"
 
     def check(self, good: Trace) -> None:
         """UsageError where the curve of the good one has nothing of what is asked for."""
         known = _names(good)
         if self.condition and (name := self.condition.name_among(known)) not in known:
-            raise UsageError(
-                f"{OPTION} {self.text}: the curve of the good run has no value {name!r}",
-                legal=", ".join(sorted(known)) or "nothing: this scenario records no curve",
-                remedy=f"{OPTION} {BITS} compares everything that is recorded",
-            )
-
-    def _by_condition(self, condition: Condition, probe: Trace) -> Classified:
-        values = list(_values(probe, condition.name_among(_names(probe))))
-        if not values:
-            return Classified(Outcome.SKIP, f"its curve has no {condition.name}")
-        for step, value in values:
-            if isnan(value) or OPERATORS[condition.relation](value, condition.number):
-                return Classified(Outcome.BAD, f"{condition.name} of step {step} is {value:.6g}")
-        return Classified(Outcome.GOOD, f"no step has {condition}")
+            what = f"{OPTION} {self.text}: the curve of the good run has no value {name!r}"
+            raise UsageError(what, legal=", ".join(sorted(known)) or "nothing: this scenario records no curve")
 
 
 def parse_criterion(text: str) -> Criterion:
@@ -134,36 +123,12 @@ def parse_criterion(text: str) -> Criterion:
         condition = parse_condition(text, OPTION)
         if not condition.word:
             return Criterion(text, condition)
-    raise UsageError(
-        f"{OPTION} {text}",
-        legal=f"{BITS}, or METRIC>X, with one of {' '.join(OPERATORS)}",
-        remedy=f"{OPTION} 'loss>10'",
-    )
-
-
-def _by_bits(good: Trace, probe: Trace) -> Classified:
-    verdict = diff(good, probe)
-    first = verdict.first
-    if first is None:
-        if verdict.kind is Kind.EQUAL:
-            return Classified(Outcome.GOOD, "every bit is the same")
-        codes = dict.fromkeys(reason.code.value for reason in verdict.reasons)
-        return Classified(Outcome.SKIP, f"cannot be compared: {', '.join(codes)}")
-    value = first.a or first.b
-    where = f", first in {value.phase} {value.name}" if value else ""
-    return Classified(Outcome.BAD, f"bits differ from step {first.step} on{where}")
+    raise UsageError(f"{OPTION} {text}", legal=f"{BITS}, or METRIC>X, with one of {' '.join(OPERATORS)}")
 
 
 def _names(trace: Trace) -> set[str]:
     """Of all values of the curve."""
     return {name for point in trace.curve for name in point.values}
-
-
-def _values(trace: Trace, name: str) -> Iterator[tuple[int, float]]:
-    """(step, value) of a name of the curve."""
-    for point in trace.curve:
-        if name in point.values:
-            yield point.step, point.values[name].value()
 
 
 # ----------------------------------------------------------------------------------------------------------- candidates
@@ -241,12 +206,9 @@ def checked_ends(checkout: Checkout, good: str, bad: str) -> tuple[Commit, Commi
         raise UsageError(f"--good {good} and --bad {bad} are one commit", legal="two, the good one earlier")
     if not checkout.is_ancestor(*ends):
         turned = checkout.is_ancestor(ends[1], ends[0])
-        raise UsageError(
-            f"--good {good} is not an ancestor of --bad {bad}",
-            remedy=f"--good {bad} --bad {good} searches between them; then invert the condition of --by"
-            if turned
-            else f"git merge-base {good} {bad} names a common ancestor",
-        )
+        remedy = f"--good {bad} --bad {good} searches between them; then invert the condition of --by"
+        remedy = remedy if turned else f"git merge-base {good} {bad} names a common ancestor"
+        raise UsageError(f"--good {good} is not an ancestor of --bad {bad}", remedy=remedy)
     return ends
 
 
@@ -262,11 +224,8 @@ def parse_packages(text: str) -> tuple[str, Version, Version]:
     if good == bad:
         raise UsageError(f"--packages {text}: one version", legal=LEGAL)
     if good > bad:
-        raise UsageError(
-            f"--packages {text}: {good} is later than {bad}",
-            legal=LEGAL,
-            remedy=f"--packages {match[1]}=={bad}..{good} searches between them; then invert the condition of --by",
-        )
+        remedy = f"--packages {match[1]}=={bad}..{good} searches between them; then invert the condition of --by"
+        raise UsageError(f"--packages {text}: {good} is later than {bad}", remedy=remedy)
     return name, good, bad
 
 
@@ -278,11 +237,9 @@ def versions_between(known: Sequence[str], name: str, good: Version, bad: Versio
     by_version = {Version(text): text for text in known}
     for wanted in (good, bad):
         if wanted not in by_version:
-            raise UsageError(
-                f"pip finds no {name} {wanted} for Python {sys.version_info.major}.{sys.version_info.minor} here",
-                legal=", ".join(by_version[each] for each in sorted(by_version)[-12:]) or "none: it finds no version",
-                remedy=f"pip index versions {name} lists all versions except yanked ones",
-            )
+            what = f"pip finds no {name} {wanted} for Python {sys.version_info.major}.{sys.version_info.minor} here"
+            last = ", ".join(by_version[each] for each in sorted(by_version)[-12:])
+            raise UsageError(what, legal=last or "none", remedy=f"pip index versions {name} lists all versions")
     takes_all = good.is_prerelease or bad.is_prerelease
     return [by_version[v] for v in sorted(by_version) if good <= v <= bad and (takes_all or not v.is_prerelease)]
 
@@ -342,16 +299,13 @@ class PackageCandidates:
     async def requirements(self, version: str) -> list[str]:
         """What pip would install to have this version here; nothing where it is here. UnavailableError."""
         if version not in self._requirements:
-            self._requirements[version] = await self._resolved(version)
+            log = self._log()
+            report = log.with_suffix(".json")
+            arguments = ("install", "--dry-run", "--quiet", "--report", str(report), f"{self.name}=={version}")
+            await pip(self.session, arguments, log, f"{self.describe(version)} cannot be had here")
+            found = [each["metadata"] for each in json.loads(read_text(report))["install"]]
+            self._requirements[version] = [f"{each['name']}=={each['version']}" for each in found]
         return self._requirements[version]
-
-    async def _resolved(self, version: str) -> list[str]:
-        log = self._log()
-        report = log.with_suffix(".json")
-        arguments = ("install", "--dry-run", "--quiet", "--report", str(report), f"{self.name}=={version}")
-        await pip(self.session, arguments, log, f"{self.describe(version)} cannot be had here")
-        found = [each["metadata"] for each in json.loads(read_text(report))["install"]]
-        return [f"{each['name']}=={each['version']}" for each in found]
 
     def _log(self) -> Path:
         return self.directory / f"pip-{next(self._numbers)}"
@@ -451,7 +405,7 @@ class BisectOptions:
     bad: str | None = None
     packages: str | None = None
     """NAME==A..B, in place of two revisions."""
-    given: ScenarioOptions = field(default_factory=ScenarioOptions)
+    given: SpecOptions = field(default_factory=SpecOptions)
     """What makes the run spec."""
     setup: str = ""
     """Command that prepares the worktree of each revision; empty for none."""
@@ -466,19 +420,17 @@ class BisectOptions:
         if self.packages and given:
             raise UsageError(f"--packages and {' '.join(given)}", legal="one of the two: revisions, or versions")
         if not self.packages and len(given) < 2:
-            raise UsageError(
-                "the range to search is missing",
-                legal="--good REV --bad REV, or --packages NAME==A..B",
-                remedy="rlharness bisect --good v1.0 --bad HEAD -- python train.py",
-            )
+            raise UsageError("the range to search is missing", legal="--good REV --bad REV, or --packages NAME==A..B")
 
 
-async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str, lines: TitledDisplay) -> Bisection:
+async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str, lines: Display) -> Bisection:
     """Find the first revision or version whose run is bad.
 
     Raises HarnessError for what the user can mend; UsageError before anything is made.
     """
-    run_spec = _run_spec(invocation, options)
+    asked = asked_run(invocation, "bisect", options.scenario, options.given, is_isolated=True)
+    run_spec = make_scenario_spec(asked, is_isolated=True)
+    check_program(run_spec, invocation.cwd, invocation.environ)
     checkout = None if options.packages else Checkout(invocation.cwd, invocation.environ)
     ends = None if checkout is None else checked_ends(checkout, options.good or "", options.bad or "")
     place = LaunchContext(invocation.cwd, invocation.environ, bisect_id, options.timeout_s)
@@ -493,18 +445,9 @@ async def bisect(options: BisectOptions, invocation: Invocation, bisect_id: str,
         else:
             candidates = await _versions(session, options.packages or "", place, out, invocation.note)
         root = None if checkout is None else checkout.root
-        search = RevisionSearch(session, lines, candidates, options.criterion, out, checkout_root=root)
+        search = RevisionSearch(session, candidates, options.criterion, out, checkout_root=root)
         found = await search.first_bad(options.scenario or shlex.join(run_spec.shown_argv), run_spec)
         return replace(found, commit=None if checkout is None else checkout.commit(found.found.name))
-
-
-def _run_spec(invocation: Invocation, asked_for: BisectOptions) -> RunSpec:
-    """The scenario as it is in the working tree, or the command; UsageError where it cannot be run as asked for."""
-    options = asked_for.given
-    asked = asked_run(invocation, "bisect", asked_for.scenario, options, is_isolated=True)
-    run_spec = make_scenario_spec(asked, options.recording, is_isolated=True)
-    check_program(run_spec, invocation.cwd, invocation.environ)
-    return run_spec
 
 
 async def _versions(
@@ -543,7 +486,6 @@ class RevisionSearch:
     """One bisection."""
 
     session: Launcher
-    lines: TitledDisplay
     candidates: Candidates
     criterion: Criterion
     directory: Path
@@ -571,7 +513,26 @@ class RevisionSearch:
             probes.append(probe)
             found = probe.name if probe.outcome is Outcome.BAD else found
             goods += [probe.name] if probe.outcome is Outcome.GOOD else []
-        return self._result(scenario, found, goods, (good, bad), probes)
+        by_name = {probe.name: probe for probe in (good, *probes, bad)}
+        first, last_good = by_name[found], by_name[goods[-1]]
+        assert first.directory is not None and last_good.directory is not None
+        suspects = [
+            by_name.get(each) or Probe(each, candidates.describe(each), Outcome.SKIP, "not looked at")
+            for each in candidates.suspects(found, goods)
+        ]
+        return Bisection(
+            scenario=scenario,
+            criterion=self.criterion,
+            good=good,
+            bad=bad,
+            probes=tuple(probes),
+            candidates=tuple(suspects),
+            found=first,
+            last_good=last_good,
+            verdict=diff(read_trace(last_good.directory), read_trace(first.directory)),
+            directory=self.directory,
+            interrupted_by=self.session.interrupted_by,
+        )
 
     async def _good_end(self, run_spec: RunSpec) -> Probe:
         """The good end, which is shown to agree with itself."""
@@ -588,10 +549,8 @@ class RevisionSearch:
             refuse_interrupted(self.session.interrupted_by)
             words = run_spec.typed or ("--", *run_spec.argv)
             replay = shlex.join(redact_argv(["rlharness", "replay", *words]))
-            raise NothingToFindError(
-                f"two runs of {good.label} differ: {again.reason}",
-                remedy=f"{replay} shows the first difference; --level deterministic may remove it",
-            )
+            what = f"two runs of {good.label} differ: {again.reason}"
+            raise NothingToFindError(what, remedy=f"{replay}; --level deterministic may remove it")
         return good
 
     def _take(self, good: Probe) -> None:
@@ -601,11 +560,11 @@ class RevisionSearch:
         assert good.directory is not None
         self.good = read_trace(good.directory)
         self.criterion.check(self.good)
-        if (judged := self.criterion.classify(self.good, self.good)).outcome is not Outcome.GOOD:
-            found = "is bad" if judged.outcome is Outcome.BAD else "cannot be compared"
-            raise NothingToFindError(
-                f"{good.label}, which should be good, {found}: {judged.reason}", remedy="name an earlier one"
-            )
+        outcome, reason = self.criterion.classify(self.good, self.good)
+        if outcome is not Outcome.GOOD:
+            found = "is bad" if outcome is Outcome.BAD else "cannot be compared"
+            what = f"{good.label}, which should be good, {found}: {reason}"
+            raise NothingToFindError(what, remedy="name an earlier one")
 
     def _check_end(self, end: Probe) -> None:
         refuse_interrupted(self.session.interrupted_by)
@@ -629,16 +588,16 @@ class RevisionSearch:
                 return await self._run(name, title, run_spec, side)
         except UnavailableError as error:
             label = self.candidates.describe(name)
-            self.lines.end(f"{label} ({title}): skipped: {error.what}")
+            self.session.display.end(f"{label} ({title}): skipped: {error.what}")
             return Probe(name, label, Outcome.SKIP, error.what)
 
     async def _run(self, name: str, title: str, run_spec: RunSpec, side: Side, *, suffix: str = "") -> Probe:
         """Run one candidate, and judge it; the first one is good."""
         label = self.candidates.describe(name)
-        self.lines.title = f"{label} ({title})"
+        self.session.display.title = f"{label} ({title})"
         place = self.directory / f"{label.split()[0] if self.checkout_root else name}{suffix}"
         run = await self.session.record(run_spec, place, environ=side.environ_of(run_spec), cwd=side.cwd)
-        self.lines.ended(run)
+        self.session.display.ended(run)
         directory = run.recording.directory
         if refusal := read_rejection(directory):
             return Probe(name, label, Outcome.SKIP, f"its entry refuses to begin: {refusal.what}", directory)
@@ -650,30 +609,6 @@ class RevisionSearch:
         trace = read_trace(directory)
         if self.good is None:
             return Probe(name, label, Outcome.GOOD, "", directory)
-        judged = self.criterion.classify(self.good, trace)
-        self.lines.end(f"{self.lines.title}: {judged.outcome.value}, {judged.reason}")
-        return Probe(name, label, judged.outcome, judged.reason, directory)
-
-    def _result(
-        self, scenario: str, name: str, goods: list[str], ends: tuple[Probe, Probe], probes: list[Probe]
-    ) -> Bisection:
-        (good, bad), by_name = ends, {probe.name: probe for probe in (ends[0], *probes, ends[1])}
-        found, last_good = by_name[name], by_name[goods[-1]]
-        assert found.directory is not None and last_good.directory is not None
-        left = [
-            by_name.get(each) or Probe(each, self.candidates.describe(each), Outcome.SKIP, "not looked at")
-            for each in self.candidates.suspects(name, goods)
-        ]
-        return Bisection(
-            scenario=scenario,
-            criterion=self.criterion,
-            good=good,
-            bad=bad,
-            probes=tuple(probes),
-            candidates=tuple(left),
-            found=found,
-            last_good=last_good,
-            verdict=diff(read_trace(last_good.directory), read_trace(found.directory)),
-            directory=self.directory,
-            interrupted_by=self.session.interrupted_by,
-        )
+        outcome, reason = self.criterion.classify(self.good, trace)
+        self.session.display.end(f"{self.session.display.title}: {outcome.value}, {reason}")
+        return Probe(name, label, outcome, reason, directory)

@@ -12,7 +12,7 @@ search that is cut short keeps the smallest perturbation that was seen to fail.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -20,12 +20,12 @@ from hashlib import blake2b
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.crash import END
-from harness.lab.experiment.command_spec import RecordingOptions, ScenarioOptions
+from harness.lab.experiment.command_spec import SpecOptions
 from harness.lab.experiment.flat_config import flattened, overridden
 from harness.lab.experiment.launcher import Launcher, Run, check_program
 from harness.lab.experiment.plain_yaml import read_yaml
@@ -44,49 +44,6 @@ from harness.trace.excerpt import excerpt
 from harness.trace.reader import Trace, read_trace
 from harness.trace.reasons import CauseCode
 from harness.trace.verdict import Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Integers from `low` to `high`, both included."""
-
-    low: int
-    high: int
-
-    def drawn(self, number: int, usual: Any) -> int:
-        """The value that a large number picks; never `usual`, where there is another."""
-        is_inside = isinstance(usual, int) and self.low <= usual <= self.high
-        if not is_inside or self.low == self.high:
-            return self.low + number % (self.high - self.low + 1)
-        value = self.low + number % (self.high - self.low)
-        return value if value < usual else value + 1
-
-    def __contains__(self, value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        return f"{self.low} to {self.high}"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Some values, the simplest first."""
-
-    options: tuple[Any, ...]
-
-    def drawn(self, number: int, usual: Any) -> Any:
-        """The value that a large number picks; never `usual`, where there is another."""
-        others = [option for option in self.options if not is_same(option, usual)] or list(self.options)
-        return others[number % len(others)]
-
-    def __contains__(self, value: object) -> bool:
-        return any(is_same(option, value) for option in self.options)
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.options))
-
-
-Values = Span | Choice
 
 
 def is_same(a: object, b: object) -> bool:
@@ -110,7 +67,8 @@ class Factor:
     """A setting that should not affect results."""
 
     name: str
-    values: Values
+    values: Sequence[Any]
+    """A range of integers, or some values, the simplest first."""
     usual: Any = None
     """In a run as it always is; None where it is not set there."""
     num_quarters: int = USUAL_QUARTERS
@@ -123,6 +81,24 @@ class Factor:
         """Whether it is brought from outside the program."""
         return self.name in OUTSIDE
 
+    @property
+    def shown_values(self) -> str:
+        """1 to 9; 2, off."""
+        span = self.values
+        return f"{span[0]} to {span[-1]}" if isinstance(span, range) else ", ".join(map(str, span))
+
+    def place_of(self, value: Any) -> int | None:
+        """Return the place of a value among those that it can have; None if it cannot have it."""
+        if isinstance(self.values, range):
+            return self.values.index(value) if type(value) is int and value in self.values else None
+        return next((at for at, each in enumerate(self.values) if is_same(each, value)), None)
+
+    def drawn(self, number: int) -> Any:
+        """Return the value that a large number picks; never the usual one, if there is another."""
+        usual = self.place_of(self.usual) if len(self.values) > 1 else None
+        at = number % (len(self.values) - (usual is not None))
+        return self.values[at + (usual is not None and at >= usual)]
+
 
 def outside_factors(num_cores: int, environ: Mapping[str, str]) -> tuple[Factor, ...]:
     """Return what can be changed of any program on this machine; what a crash needs is not known here."""
@@ -132,35 +108,16 @@ def outside_factors(num_cores: int, environ: Mapping[str, str]) -> tuple[Factor,
 
     seed, threads = environ.get("PYTHONHASHSEED") or str(USUAL_HASH_SEED), environ.get("OMP_NUM_THREADS", "")
     return (
-        Factor(HASH_SEED, Span(0, 2**32 - 1), usual(seed), about="the hash seed"),
-        Factor(THREADS, Span(1, max(2, num_cores)), usual(threads), about="the thread count"),
+        Factor(HASH_SEED, range(2**32), usual(seed), about="the hash seed"),
+        Factor(THREADS, range(1, max(2, num_cores) + 1), usual(threads), about="the thread count"),
     )
-
-
-def latency_factor() -> Factor:
-    """Return delays of a seed, before calls of what a scenario names."""
-    return Factor(LATENCY, Span(1, 10_000), 0, num_quarters=2, about="tool latency")
-
-
-def crash_factor(moments: Sequence[str]) -> Factor:
-    """A crash at one of these moments, which are written as `moment` writes them; the earliest first."""
-    return Factor(CRASH, Choice(tuple(moments)), num_quarters=1, about="a crash")
-
-
-def moment(step: int, phase: str) -> str:
-    """2.backward: before the first value of a phase is recorded; 2.end: after the step."""
-    return f"{step}.{phase}"
 
 
 def parse_moment(value: Any) -> tuple[int, str]:
     """(step, phase) of 2.backward; UsageError for anything else."""
     step, _, phase = str(value).partition(".")
     if not step.isdecimal() or phase not in (*PHASES, END):
-        raise UsageError(
-            f"{CRASH}={value}",
-            legal=f"STEP.PHASE, with a phase of {', '.join(PHASES)}, or {END}",
-            remedy=f"--only {CRASH}=2.backward",
-        )
+        raise UsageError(f"{CRASH}={value}", legal=f"STEP.PHASE, with a phase of {', '.join(PHASES)}, or {END}")
     return int(step), phase
 
 
@@ -195,11 +152,11 @@ def parse_only(texts: Sequence[str], factors: Sequence[Factor]) -> dict[str, Any
             found[name] = value
             continue
         factor, found[name] = by_name[name], read_yaml(value, f"--only {text}")
-        if factor.is_outside and found[name] not in factor.values:
-            raise UsageError(f"--only {text}", legal=f"{name} from {factor.values}")
+        if factor.is_outside and factor.place_of(found[name]) is None:
+            raise UsageError(f"--only {text}", legal=f"{name} from {factor.shown_values}")
         is_number = type(found[name]) is int or is_same(found[name], factor.usual)
-        if isinstance(factor.values, Span) and not is_number:
-            raise UsageError(f"--only {text}", legal=f"an integer: {name} is drawn from {factor.values}")
+        if isinstance(factor.values, range) and not is_number:
+            raise UsageError(f"--only {text}", legal=f"an integer: {name} is drawn from {factor.shown_values}")
     return found
 
 
@@ -214,12 +171,11 @@ def chosen(factors: Sequence[Factor], asked: str | None) -> tuple[Factor, ...]:
 
 def payload_factors(section: ChaosSection, usual: Mapping[str, Any], *, size: str = "") -> tuple[Factor, ...]:
     """Return the factors of a payload in a size, of which `usual` are the values at dotted keys."""
-    return tuple(
-        Factor(
-            key, Span(values.min, values.max) if isinstance(values, Range) else Choice(tuple(values)), usual.get(key)
-        )
-        for key, values in {**section.factors, **section.sizes.get(size, {})}.items()
-    )
+    declared = {**section.factors, **section.sizes.get(size, {})}
+    values = {
+        key: range(each.min, each.max + 1) if isinstance(each, Range) else tuple(each) for key, each in declared.items()
+    }
+    return tuple(Factor(key, each, usual.get(key)) for key, each in values.items())
 
 
 # ---------------------------------------------------------------------------------------------------- what is perturbed
@@ -238,7 +194,7 @@ class ChaosOptions:
 
     scenario: str | None = None
     """None for the command after `--`."""
-    scenario_options: ScenarioOptions = field(default_factory=ScenarioOptions)
+    scenario_options: SpecOptions = field(default_factory=SpecOptions)
     of_factors: Mapping[str, Any] = field(default_factory=dict)
     """Of --count, --seed, --factors, --repeats and --only those that were given."""
     vary: tuple[str, ...] = ()
@@ -284,28 +240,28 @@ class Subject:
 
 def make_subject(invocation: Invocation, options: ChaosOptions) -> Subject:
     """Return the subject of a command line; UsageError for what cannot be run."""
-    recording = options.scenario_options.recording
     outside = outside_factors(num_cores(), invocation.environ)
     asked = asked_run(invocation, "chaos", options.scenario, options.scenario_options)
     section = asked.scenario.chaos
     flat = flattened(asked.scenario.payload(asked.size, asked.overrides))
     usual = {key: json.loads(text) for key, text in flat.items() if text != "{}"}
-    latency = (latency_factor(),) if section.latency else ()
-    crash = () if section.crash is None else (crash_factor(()),)
+    latency = [Factor(LATENCY, range(1, 10_001), 0, num_quarters=2, about="tool latency")] if section.latency else []
+    # Its moments are known after the baseline.
+    crash = [] if section.crash is None else [Factor(CRASH, (), num_quarters=1, about="a crash")]
 
     def spec_of(values: Mapping[str, Any]) -> RunSpec:
-        return make_scenario_spec(replace(asked, swept={key: (each,) for key, each in values.items()}), recording)
+        return make_scenario_spec(replace(asked, swept={key: (each,) for key, each in values.items()}))
 
     return Subject(
         spec_of,
         (*payload_factors(section, usual, size=asked.size), *outside, *latency, *crash),
-        (*asked.typed, *recording_words(replace(recording, level="") if asked.typed else recording)),
+        (*asked.typed, *recording_words(replace(asked.options, level="") if asked.typed else asked.options)),
         section.crash,
         tuple(section.latency),
     )
 
 
-def recording_words(options: RecordingOptions) -> tuple[str, ...]:
+def recording_words(options: SpecOptions) -> tuple[str, ...]:
     """Return the words of a command line that say how its runs are recorded."""
     level = ("--level", options.level) if options.level else ()
     return (*level, *(word for metric in options.metrics for word in ("--metric", metric)))
@@ -355,7 +311,7 @@ def drawn(factors: Sequence[Factor], seed: int, index: int) -> dict[str, Any]:
     """Return the `index`-th perturbation of a seed: at least one factor, in the order of `factors`."""
     changed = [each for each in factors if number(seed, index, each.name, "whether") % QUARTERS < each.num_quarters]
     changed = changed or [factors[number(seed, index, "which") % len(factors)]]
-    return {each.name: each.values.drawn(number(seed, index, each.name, "value"), each.usual) for each in changed}
+    return {each.name: each.drawn(number(seed, index, each.name, "value")) for each in changed}
 
 
 def number(*parts: int | str) -> int:
@@ -550,14 +506,10 @@ class NotApplied:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chaos:
+@dataclass(frozen=True, kw_only=True)
+class Search:
     """A search that has ended."""
 
-    plan: ChaosPlan
-    finding: Finding | None = None
-    num_probes: int = 0
-    """Drawn ones that were run and applied."""
     num_runs: int = 0
     problem: str = ""
     """Why there is no baseline."""
@@ -567,6 +519,16 @@ class Chaos:
     interrupted_by: str = ""
     """The name of a signal; empty where none has asked for the end."""
     is_out_of_time: bool = False
+
+
+@dataclass(frozen=True)
+class Chaos(Search):
+    """A search for a perturbation that changes bits."""
+
+    plan: ChaosPlan
+    finding: Finding | None = None
+    num_probes: int = 0
+    """Drawn ones that were run and applied."""
     not_applied: tuple[NotApplied, ...] = ()
 
     @property
@@ -586,23 +548,19 @@ class OutOfTimeError(Exception):
     """No further run is started: a signal has asked for the end, or time is up."""
 
 
-class Listener(Protocol):
-    """Hears of each run, or each probe of several."""
-
-    def begins(self, what: Any, /) -> None:
-        """It starts: the perturbation, or a title."""
-
-    def finished(self, outcome: Any, duration_s: float, /) -> None:
-        """It has ended."""
-
-
 class Executor:
     """Starts the runs of a plan, one at a time, and counts them."""
 
-    def __init__(self, directory: Path, max_s: float, session: Launcher, clock: Clock, listener: Listener) -> None:
+    def __init__(self, directory: Path, max_s: float, num_planned: int, session: Launcher, clock: Clock) -> None:
         self._directory, self._max_s, self._session, self._clock = directory, max_s, session, clock
-        self._listener, self._began_s = listener, clock.monotonic_s()
+        self._began_s, self._num_planned, self._num_titles = clock.monotonic_s(), num_planned, 0
         self.num_runs = 0
+
+    def entitle(self, what: str) -> None:
+        """Title the run that begins next, or both of a crash; those that search for a cause exceed the plan."""
+        self._num_titles += 1
+        number = f"run {self._num_titles} of {max(self._num_titles, self._num_planned)}"
+        self._session.display.title = f"{number}: {what}"
 
     async def start(self, run_spec: RunSpec, environ: Mapping[str, str]) -> Run:
         """Make one run; OutOfTimeError if nothing more is to begin."""
@@ -618,10 +576,9 @@ class ChaosExecutor(Executor):
     baseline: Trace
     """The trace of the run with nothing changed, once that is recorded."""
 
-    def __init__(
-        self, plan: ChaosPlan, session: Launcher, environ: Mapping[str, str], clock: Clock, listener: Listener
-    ) -> None:
-        super().__init__(plan.directory, plan.max_s, session, clock, listener)
+    def __init__(self, plan: ChaosPlan, session: Launcher, environ: Mapping[str, str], clock: Clock) -> None:
+        num_probes = plan.num_probes if plan.only is None else plan.num_repeats
+        super().__init__(plan.directory, plan.max_s, 2 + num_probes, session, clock)
         self._plan, self._environ = plan, environ
 
     async def record_baseline(self) -> Run:
@@ -629,7 +586,7 @@ class ChaosExecutor(Executor):
 
         OutOfTimeError where a signal has ended it.
         """
-        self._listener.begins({})
+        self.entitle(format_perturbation({}))
         (run,) = await self._record({})
         if self._session.interrupted_by and not run.recording.is_complete:
             raise OutOfTimeError
@@ -642,8 +599,8 @@ class ChaosExecutor(Executor):
 
         UsageError where the entry refuses what it is given, OutOfTimeError where nothing more is to begin.
         """
-        self._listener.begins(perturbation)
-        began_s, num_steps = self._clock.monotonic_s(), len(self.baseline.steps)
+        self.entitle(format_perturbation(perturbation))
+        num_steps = len(self.baseline.steps)
         runs = await self._record(perturbation)
         if len(runs) > 1:
             outcome = compare_crashed(self.baseline, runs[0], runs[1], num_steps)
@@ -656,7 +613,8 @@ class ChaosExecutor(Executor):
         if not outcome.has_failed:
             for run in runs:
                 remove_tree(str(run.recording.directory))
-        self._listener.finished(outcome, self._clock.monotonic_s() - began_s)
+        step = "" if outcome.step is None else f" at step {outcome.step}"
+        self._session.display.end(f"{self._session.display.title}: {outcome.sign.value}{step}")
         return outcome
 
     async def _record(self, perturbation: Perturbation) -> list[Run]:
@@ -755,10 +713,8 @@ class PerturbationSearch:
         plan, baseline = self._plan, self._executor.baseline
         factors = with_moments(plan.factors, baseline, is_cut=plan.num_steps is not None)
         if not factors:
-            raise UsageError(
-                f"nothing to perturb: a run of {len(baseline.steps)} steps is too short for a crash",
-                remedy="run more steps, or omit --factors",
-            )
+            what = f"nothing to perturb: a run of {len(baseline.steps)} steps is too short for a crash"
+            raise UsageError(what, remedy="run more steps, or omit --factors")
         if await self._fails_unchanged(1):
             return
         wanted = [dict(plan.only)] * plan.num_repeats if plan.only is not None else []
@@ -835,12 +791,11 @@ def with_moments(factors: Sequence[Factor], baseline: Trace, *, is_cut: bool = F
 
     A run that is cut is ended with its last step: nothing comes right after that.
     """
-    moments = tuple(_moments(baseline))[: -1 if is_cut else None]
-    known = (crash_factor(moments) if each.name == CRASH else each for each in factors)
-    return tuple(each for each in known if each.name != CRASH or moments)
-
-
-def _moments(baseline: Trace) -> Iterator[str]:
+    moments = []
     for step in baseline.steps[1:]:
         phases = dict.fromkeys(value.phase for value in baseline.columns(step, min(baseline.logs(step))).values())
-        yield from (moment(step, phase) for phase in (*phases, END))
+        moments += [f"{step}.{phase}" for phase in (*phases, END)]
+    known = (
+        replace(each, values=moments[: -1 if is_cut else None]) if each.name == CRASH else each for each in factors
+    )
+    return tuple(each for each in known if each.values)

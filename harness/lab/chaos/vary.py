@@ -24,16 +24,7 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import UNLIMITED, read_regular
 from harness.bits.text import count
-from harness.lab.chaos.search import (
-    BASELINE,
-    CHAOS,
-    ChaosOptions,
-    Executor,
-    Listener,
-    OutOfTimeError,
-    ddmin,
-    environ_of,
-)
+from harness.lab.chaos.search import BASELINE, CHAOS, ChaosOptions, Executor, OutOfTimeError, Search, ddmin, environ_of
 from harness.lab.experiment.command_spec import make_command_spec
 from harness.lab.experiment.flat_config import flattened
 from harness.lab.experiment.launcher import Launcher, Run, check_program
@@ -82,11 +73,7 @@ def parse_settings(texts: Sequence[str], argv: Sequence[str]) -> dict[str, tuple
         name, _, values = text.partition("=")
         listed = tuple(values.split(","))
         if not _NAME.fullmatch(name) or len(listed) < 2 or "" in listed or len(set(listed)) < len(listed):
-            raise UsageError(
-                f"--vary {text}",
-                legal="NAME=BASE,OTHER,...: a name, the base value, and at least one other value",
-                remedy="--vary G=1,4 -- python train.py --accum {G}",
-            )
+            raise UsageError(f"--vary {text}", legal="NAME=BASE,OTHER", remedy="--vary G=1,4 -- python train.py {G}")
         if name in found:
             raise UsageError(f"--vary {name} is given twice", legal="each name once, with all its values")
         if not any(f"{{{name}}}" in word for word in argv):
@@ -97,11 +84,9 @@ def parse_settings(texts: Sequence[str], argv: Sequence[str]) -> dict[str, tuple
     for word in argv:
         alone = _ALONE.fullmatch(word)
         if alone and alone[1] not in found:
-            raise UsageError(
-                f"{{{alone[1]}}} in the command has no values",
-                legal=f"--vary {alone[1]}=BASE,OTHER for it; braces within a longer argument stay as they are",
-                remedy=f"add --vary {alone[1]}=BASE,OTHER, or check the spelling: {', '.join(found)}",
-            )
+            known = ", ".join(found)
+            remedy = f"add --vary {alone[1]}=BASE,OTHER, or check the spelling: {known}"
+            raise UsageError(f"{{{alone[1]}}} in the command has no values", remedy=remedy)
     return found
 
 
@@ -335,24 +320,16 @@ def make_vary_plan(invocation: Invocation, options: ChaosOptions, chaos_id: str)
 
     UsageError for what cannot be used; nothing is made then.
     """
-    recording = options.scenario_options.recording
     asked = asked_run(invocation, "chaos --vary", options.scenario, options.scenario_options)
     if asked.scenario.command is None:
-        raise UsageError(
-            f"--vary and the scenario {options.scenario}",
-            legal="--vary of a command after --, or of a scenario that has a command",
-            remedy=f"rlharness replay {options.scenario} --sweep runtime.concurrency=1,16 compares runs of it",
-        )
+        raise UsageError(f"--vary and the scenario {options.scenario}", legal="a command, or a scenario that has one")
     varied = {text.partition("=")[0].strip() for text in options.vary}
     values = flattened(asked.scenario.payload(asked.size, asked.overrides))
     argv = asked.scenario.words({key: json.loads(text) for key, text in values.items() if key not in varied})
-    recording = replace(recording, level=recording.level or asked.scenario.determinism)
+    recording = replace(asked.options, level=asked.options.level or asked.scenario.determinism)
     if options.of_factors:
-        raise UsageError(
-            f"{', '.join(f'--{name}' for name in options.of_factors)} with --vary",
-            legal="--vary, --bits, --steps, --max-seconds, --timeout, --level, --metric and --out",
-            remedy="omit it: --vary runs each of its values, and draws nothing",
-        )
+        what = f"{', '.join(f'--{name}' for name in options.of_factors)} with --vary"
+        raise UsageError(what, remedy="omit it: --vary runs each of its values, and draws nothing")
     settings = parse_settings(options.vary, argv)
 
     def spec_of(argv: tuple[str, ...]) -> RunSpec:
@@ -364,22 +341,14 @@ def make_vary_plan(invocation: Invocation, options: ChaosOptions, chaos_id: str)
     return VaryPlan(settings, argv, spec_of, options, directory)
 
 
-@dataclass(frozen=True, slots=True)
-class Varied:
+@dataclass(frozen=True)
+class Varied(Search):
     """A comparison of settings that has ended."""
 
     plan: VaryPlan
     verdicts: tuple[Verdict, ...] = ()
-    num_runs: int = 0
-    problem: str = ""
-    """Why there is no base."""
-    remedy: str = ""
-    output: Path | None = None
-    """What the run printed that should have been the base."""
     unsteady: str = ""
     """Where the base differs from itself; empty if it repeats itself."""
-    interrupted_by: str = ""
-    is_out_of_time: bool = False
 
     @property
     def faults(self) -> tuple[Verdict, ...]:
@@ -411,10 +380,9 @@ class RunFailedError(Exception):
 class VarySearch(Executor):
     """Makes the runs of a plan, one at a time."""
 
-    def __init__(
-        self, plan: VaryPlan, session: Launcher, environ: Mapping[str, str], clock: Clock, listener: Listener
-    ) -> None:
-        super().__init__(plan.directory, plan.options.max_s, session, clock, listener)
+    def __init__(self, plan: VaryPlan, session: Launcher, environ: Mapping[str, str], clock: Clock) -> None:
+        num_planned = 3 + sum(len(values) - 1 for values in plan.settings.values())
+        super().__init__(plan.directory, plan.options.max_s, num_planned, session, clock)
         self._plan, self._environ = plan, environ_of({}, environ)
         self._bases: dict[tuple[str, ...] | None, tuple[Ranks, dict[str, Any]]] = {}
         """By the ties of a control, None for none: the lines of a base, and the orders of runs compared with it."""
@@ -549,11 +517,11 @@ class VarySearch(Executor):
 
     async def _run(self, title: str, values: Mapping[str, str], **orders: Any) -> tuple[Run, Ranks]:
         """Make one run; RunFailedError if it has not gone to its end, OutOfTimeError if nothing more is to begin."""
-        self._listener.begins(title)
+        self.entitle(title)
         orders |= {"directory": self._locked(self.num_runs + 1), "num_steps": self._plan.options.num_steps}
         run_spec = replace(self._plan.spec_of(self._plan.command(values)), callbacks={LOCKED_STEPS: orders})
         run = await self.start(run_spec, self._environ)
-        self._listener.finished(run, run.duration_s)
+        self._session.display.ended(run)
         ranks, recording = read_ranks(Path(orders["directory"])), run.recording
         if self._session.interrupted_by and recording.exit_code:
             raise OutOfTimeError

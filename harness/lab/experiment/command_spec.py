@@ -14,9 +14,15 @@ from harness.recording.run_spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
-class RecordingOptions:
-    """How a run is recorded: a scenario's or a command's."""
+class SpecOptions:
+    """What a command line changes of a scenario, and how runs of it or of a command are recorded."""
 
+    size: str | None = None
+    """Name of one of the scenario's sizes; None for the command's default."""
+    overrides: tuple[str, ...] = ()
+    """KEY=VALUE of --set."""
+    sweep: tuple[str, ...] = ()
+    """KEY=VALUE,VALUE of --sweep."""
     level: str = ""
     """Level of determinism; empty for the scenario's own, of a command `off`."""
     metrics: tuple[str, ...] = ()
@@ -31,33 +37,18 @@ class RecordingOptions:
     """Cadence in optimizer steps at which replicas compare; 0 for never."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScenarioOptions:
-    """What a run of a scenario changes of its file, and how it is recorded."""
-
-    size: str | None = None
-    """Name of one of its sizes; None for the command's default."""
-    overrides: tuple[str, ...] = ()
-    """KEY=VALUE of --set."""
-    sweep: tuple[str, ...] = ()
-    """KEY=VALUE,VALUE of --sweep."""
-    recording: RecordingOptions = RecordingOptions()
-
-
 MAX_STEPS = 10_000
 MAX_NAME = 60
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
-def make_command_spec(argv: tuple[str, ...], options: RecordingOptions) -> RunSpec:
+def make_command_spec(argv: tuple[str, ...], options: SpecOptions) -> RunSpec:
     """The run spec of the words of a command; UsageError where there are none, or an option cannot be used."""
     if not argv:
         raise UsageError("the command to record is missing", remedy="add it after --, as in: -- python train.py")
     if hidden := next((word for word in argv if REDACTED in word), ""):
-        raise UsageError(
-            f"{hidden} stands for a secret that rlharness removed from the command",
-            remedy=f"replace {REDACTED} by the secret, or pass it in an environment variable",
-        )
+        what = f"{hidden} stands for a secret that rlharness removed from the command"
+        raise UsageError(what, remedy=f"replace {REDACTED} by the secret, or pass it in an environment variable")
     return RunSpec(
         argv=argv,
         identity=command_identity(argv),
@@ -122,9 +113,6 @@ def checked_metric(text: str) -> str:
     try:
         parse_pattern(text)
     except ValueError as error:
-        raise UsageError(
-            f"--metric {text}: {error}",
-            legal="NAME=REGEX with one group around the number, or REGEX with a named group for each number",
-            remedy=r"--metric 'reward=mean reward ([-\d.e]+)'",
-        ) from None
+        example = r"--metric 'reward=mean reward ([-\d.e]+)', or a REGEX with a named group for each number"
+        raise UsageError(f"--metric {text}: {error}", remedy=example) from None
     return text

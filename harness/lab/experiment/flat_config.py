@@ -33,11 +33,8 @@ def _put(section: dict[str, Any], path: list[str], value: Any, where: str) -> No
         return
     inner = section.get(name, {})
     if not isinstance(inner, Mapping):
-        raise UsageError(
-            f"{where} leads through {name}, which is {inner!r} and not a section",
-            legal="a dotted key in which every part except the last is a section",
-            remedy=f"override {name} itself, or check the spelling of the key",
-        )
+        what = f"{where} leads through {name}, which is {inner!r} and not a section"
+        raise UsageError(what, remedy=f"override {name} itself, or check the spelling of the key")
     section[name] = dict(inner)
     _put(section[name], rest, value, where)
 

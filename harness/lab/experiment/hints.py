@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 
-from harness.bits.levels import DETERMINISTIC, OFF
+from harness.bits.levels import OFF
 from harness.bits.redaction import redact_argv
 from harness.bits.text import path_text
 from harness.lab.experiment.recorded_run import checkpoint_steps_in, unfinished_step
@@ -65,17 +65,6 @@ def step_command(directory: Path, step: int) -> str:
     return shlex.join(["rlharness", "reproduce", path_text(directory), "--step", str(step), "--trace-ops"])
 
 
-def report_command(a: Path, b: Path) -> NextCommand:
-    """Return the command that shows two traces on one page."""
-    return NextCommand("see both on one page", shlex.join(["rlharness", "report", path_text(a), path_text(b)]))
-
-
-def level_command(run_spec: RunSpec, timeout_s: float = inf) -> NextCommand:
-    """Return the command that runs a program again at level deterministic."""
-    words = ("rlharness", "replay", "--level", DETERMINISTIC)
-    return NextCommand("test whether a level removes it", _program_words(words, run_spec, timeout_s))
-
-
 def program_command(run_spec: RunSpec, step: int, timeout_s: float = inf) -> str:
     """Return the command that records the operations of a step, run again under the same conditions.
 
@@ -84,10 +73,11 @@ def program_command(run_spec: RunSpec, step: int, timeout_s: float = inf) -> str
     words = ["rlharness", "replay", *run_spec.typed, "--step", str(step), "--trace-ops"]
     if run_spec.level != OFF and run_spec.call is None:
         words += ["--level", run_spec.level]
-    return _program_words(words, run_spec, timeout_s)
+    return command_line(words, run_spec, timeout_s)
 
 
-def _program_words(begin: Sequence[str], run_spec: RunSpec, timeout_s: float) -> str:
+def command_line(begin: Sequence[str], run_spec: RunSpec, timeout_s: float) -> str:
+    """Return a command that runs a program as its run spec says, after the words with which it begins."""
     words = [*begin, *(word for metric in run_spec.metrics for word in ("--metric", metric))]
     if isfinite(timeout_s):
         words += ["--timeout", f"{timeout_s:g}"]

@@ -48,8 +48,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """As a person reads it."""
-        return run_name(self.number, has_operations=self.has_operations)
+        """As a person reads it: run 1, run 1 with operations."""
+        return f"run {self.number}{' with operations' * self.has_operations}"
 
     @property
     def output(self) -> Path:
@@ -57,44 +57,23 @@ class Run:
         return self.recording.directory / OUTPUT
 
 
-def run_name(number: int, *, has_operations: bool) -> str:
-    """run 1, run 1 with operations."""
-    return f"run {number} with operations" if has_operations else f"run {number}"
-
-
-def run_of_all(number: int, num_runs: int, *, has_operations: bool) -> str:
-    """run 1 of 2; run 1 of 2, with operations; run 3, of one more than were planned."""
-    return (
-        f"run {number}"
-        + (f" of {num_runs}" if number <= num_runs else "")
-        + (", with operations" if has_operations else "")
-    )
-
-
 class Display(Protocol):
     """Shows active runs."""
 
-    def begin(self, number: int, *, has_operations: bool) -> None:
+    title: str
+    """Title of the run that begins next."""
+
+    def begin(self) -> None:
         """A run starts."""
 
     def progress(self, num_steps: int, elapsed_s: float) -> None:
         """Show the progress of the run."""
 
-    def end(self, line: str) -> None:
-        """It has ended; `line` says how."""
-
-    def close(self) -> None:
-        """No more runs."""
-
-
-class TitledDisplay(Display, Protocol):
-    """Shows runs of which each has a title of its own."""
-
-    title: str
-    """Title of the run that begins next."""
-
     def ended(self, run: Run) -> None:
         """Show how the run has ended."""
+
+    def end(self, line: str) -> None:
+        """It has ended; `line` says how."""
 
 
 GRACE_S = 10.0
@@ -125,11 +104,8 @@ def check_program(run_spec: RunSpec, cwd: Path, environ: Mapping[str, str]) -> N
     """UsageError where there is no program to run, or the level excludes what the user has set."""
     run_spec.variables(environ)
     if find_program(run_spec.argv[0], cwd, environ) is None:
-        raise UsageError(
-            f"{run_spec.argv[0]} cannot be started: program not found",
-            legal="a program on PATH, or the path of a program",
-            remedy="check the spelling",
-        )
+        what = f"{run_spec.argv[0]} cannot be started: program not found"
+        raise UsageError(what, legal="a program on PATH, or the path of a program", remedy="check the spelling")
 
 
 @dataclass
@@ -167,26 +143,29 @@ class Launcher:
         has_operations = run_spec.op_step is not None
         directory = parent / f"run-{number}{'-op' if has_operations else ''}"
         marker = f"{context.run_id}-{directory.name}"
-        self.interruption.on_cancel = self.hearer or self._end_in_order(marker)
-        prepared = prepare(run_spec, directory, context.environ, marker)
+        ends = iter([self.supervisors.cancel])  # a first signal ends the run in order, a second at once
+        self.interruption.on_cancel = self.hearer or (lambda signal: next(ends, self.supervisors.kill)(marker))
+        out, env = prepare(run_spec, directory, context.environ, marker)
+        word, cwds = run_spec.argv[0], (context.cwd, self.context.cwd)  # a program of the worktree comes first
+        program = next(filter(None, (find_program(word, cwd, context.environ) for cwd in cwds)), word)
         spec = ProcessSpec(
-            argv=(self._program(run_spec, context), *run_spec.argv[1:]),
+            argv=(program, *run_spec.argv[1:]),
             cwd=str(context.cwd),
-            env=dict(prepared.env),
-            directory=str(prepared.directory),
+            env=env,
+            directory=str(out.path),
             marker=marker,
             timeout_s=context.timeout_s,
             startup_timeout_s=inf,
             grace_s=GRACE_S,
-            pid_file=str(prepared.directory / LEADER),
+            pid_file=str(out.path / LEADER),
         )
-        self.display.begin(number, has_operations=has_operations)
-        end = await self._watch(asyncio.create_task(self.supervisors.run(spec)), prepared.directory / CURVE)
+        self.display.begin()
+        end = await self._watch(asyncio.create_task(self.supervisors.run(spec)), out.path / CURVE)
         recording = finish(
-            prepared.directory,
+            out.path,
             run_spec,
             exit_code(end),
-            leader_pid=read_pid(prepared.directory / LEADER),
+            leader_pid=read_pid(out.path / LEADER),
             problems=problems_of_end(end, context.timeout_s, self.interruption.by),
             notes=[
                 *notes_on(context.environ),
@@ -222,11 +201,6 @@ class Launcher:
         self.interruption.on_cancel = lambda signal_name: self.supervisors.kill(marker)
         return await self.supervisors.run(spec)
 
-    def _program(self, run_spec: RunSpec, context: LaunchContext) -> str:
-        """The path of the program of a run: that of its working directory, else that of the command's."""
-        word, cwds = run_spec.argv[0], (context.cwd, self.context.cwd)
-        return next(filter(None, (find_program(word, cwd, context.environ) for cwd in cwds)), word)
-
     async def _watch(self, task: "asyncio.Task[ProcessEnd]", curve: Path) -> ProcessEnd:
         """Wait for the end of an attempt, and show its progress."""
         began_s, num_steps = self.clock.monotonic_s(), 0
@@ -243,11 +217,6 @@ class Launcher:
                 task.cancel()
                 await asyncio.wait({task})
         return task.result()
-
-    def _end_in_order(self, marker: str) -> Callable[[str], None]:
-        """Return what a signal does to a run: the first ends it in order, the second at once."""
-        ends = iter([self.supervisors.cancel])
-        return lambda signal_name: next(ends, self.supervisors.kill)(marker)
 
 
 @contextmanager
@@ -311,10 +280,10 @@ class Variant:
     """One run that an experiment wants."""
 
     run_spec: RunSpec
-    number: int = 1
+    number: int
     """Number of the run, which names its directory."""
-    title: str = ""
-    """What the run is, for a person; empty where the number says it."""
+    title: str
+    """What the run is, for a person."""
 
 
 def run_experiment(
@@ -333,22 +302,18 @@ async def record_variants(
     launcher: Launcher,
     variants: Iterable[Variant],
     out: OutDirectory,
-    *,
-    began: Callable[[Variant], None] = lambda variant: None,
-    ended: Callable[[Run], None],
     is_useless: Callable[[Run], bool] = lambda run: not run.recording.ranks,
 ) -> list[Run]:
     """Record one variant after another below `out`, until one is useless or a signal asks for the end.
 
-    `began` and `ended` are called around each run. Raises UsageError where the entry of one refuses to begin; of that
-    run nothing is left.
+    Raises UsageError where the entry of one refuses to begin; of that run nothing is left.
     """
     runs: list[Run] = []
     for variant in variants:
-        began(variant)
+        launcher.display.title = variant.title
         run = await launcher.record(variant.run_spec, out.path, variant.number)
         refuse(run, out)
-        ended(run)
+        launcher.display.ended(run)
         runs.append(run)
         if launcher.interrupted_by or is_useless(run):
             break

@@ -46,11 +46,10 @@ class OutDirectory:
         except OSError as error:
             raise _unwritable(path, error) from None
         if not is_empty:
-            raise UsageError(
-                f"{path_text(path)} is not empty",
-                legal="a new or empty directory",
-                remedy=f"choose another one with --out, or delete {_what_is_in(path)}",
-            )
+            has_run = any(next(path.glob(pattern), None) for pattern in (RUN, f"*/{RUN}"))
+            recorded = f"what was recorded there: rm -r {shlex.quote(path_text(path))}"
+            remedy = f"choose another one with --out, or delete {recorded if has_run else 'what is there'}"
+            raise UsageError(f"{path_text(path)} is not empty", remedy=remedy)
         return cls(path, is_new)
 
     def give_back(self) -> None:
@@ -88,35 +87,16 @@ def out_directory(cwd: Path, out: str | None, kind: str, own_id: str) -> OutDire
 
 
 def _unwritable(directory: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"nothing can be written to {path_text(directory)}: {error.strerror}",
-        legal="a new or empty directory that this user can write to",
-        remedy="choose another one with --out",
-    )
+    what = f"nothing can be written to {path_text(directory)}: {error.strerror}"
+    return UsageError(what, remedy="choose another one with --out")
 
 
-def _what_is_in(directory: Path) -> str:
-    """As a remedy says it: recorded runs with the command that removes them, all else without one."""
-    has_run = any(next(directory.glob(pattern), None) for pattern in (RUN, f"*/{RUN}"))
-    return f"what was recorded there: rm -r {shlex.quote(path_text(directory))}" if has_run else "what is there"
+def prepare(
+    run_spec: RunSpec, directory: Path, environ: Mapping[str, str], marker: str = ""
+) -> tuple[OutDirectory, dict[str, str]]:
+    """Make the directory of a trace and write run.json into it; return the program's whole environment beside it.
 
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A recording that can begin."""
-
-    out: OutDirectory
-    env: Mapping[str, str]
-    """The program's whole environment."""
-
-    @property
-    def directory(self) -> Path:
-        """Of the trace; absolute."""
-        return self.out.path
-
-
-def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], marker: str = "") -> Prepared:
-    """Make the directory of a trace and write run.json into it; `marker` is that of an attempt, where there is one.
+    `marker` is that of an attempt, where there is one.
 
     UsageError where the directory holds anything, cannot be made, or the level excludes what the user has set;
     nothing is changed then.
@@ -132,13 +112,11 @@ def prepare(run_spec: RunSpec, directory: Path, environ: Mapping[str, str], mark
     except OSError as error:
         with suppress(OSError):
             out.give_back()  # nothing has run: the next command may take it
-        raise HarnessError(
-            f"{error.filename or path} cannot be written: {error.strerror}",
-            remedy="make room there, or choose another one with --out",
-        ) from None
+        what = f"{error.filename or path} cannot be written: {error.strerror}"
+        raise HarnessError(what, remedy="make room there, or choose another one with --out") from None
     python_path = [str(boot_directory()), *filter(None, [environ.get("PYTHONPATH", "")])]
     env = {**environ, **launched.level_env, **({ATTEMPT_MARKER: marker} if marker else {})}
-    return Prepared(out, {**env, RUN_VARIABLE: str(path), "PYTHONPATH": os.pathsep.join(python_path)})
+    return out, {**env, RUN_VARIABLE: str(path), "PYTHONPATH": os.pathsep.join(python_path)}
 
 
 def notes_on(environ: Mapping[str, str]) -> list[str]:

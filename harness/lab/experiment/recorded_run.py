@@ -20,7 +20,6 @@ from harness.recording.entry_call import CALL, EntryCall
 from harness.recording.run_spec import RUN, TRAIN, RunSpec
 from harness.trace.excerpt import excerpt
 from harness.trace.layout import MANIFEST, UNFINISHED
-from harness.trace.manifest import Manifest
 from harness.trace.reader import Trace, read_trace
 
 AGAIN = "record the run again: rlharness train SCENARIO --out RUN"
@@ -70,30 +69,22 @@ class RecordedRun:
         `overrides` are values at dotted keys. UsageError where its configuration holds what is kept out of traces.
         """
         if self.call is None:
-            return self._command_to(step)
+            if hidden := [word for word in self.argv if REDACTED in word]:
+                typed = shlex.join([word.replace(REDACTED, "VALUE") for word in self.argv])
+                what = f"the secrets of {path_text(self.directory)} were not recorded: {', '.join(hidden)}"
+                raise UsageError(what, remedy=f"rlharness reproduce {path_text(self.directory)} -- {typed}")
+            identity = command_identity(self.argv)
+            return RunSpec(argv=self.argv, identity=identity, level=self.level, metrics=self.metrics, last_step=step)
         start, values = self.start_before(step), dict(overrides or {})
         if start is not None and self.call.resume is not None:
             values |= {self.call.resume["run"]: str(self.directory.absolute()), self.call.resume["step"]: start}
         call = replace(self.call, config=overridden(self.call.config, values, "--set"))
         if hidden := [key for key, text in flattened(call.config).items() if REDACTED in text]:
-            raise UsageError(
-                f"the secrets of {path_text(self.directory)} were not recorded, but the run needs them",
-                remedy=f"add {' '.join(f'--set {shlex.quote(key)}=VALUE' for key in hidden)}",
-            )
+            what = f"the secrets of {path_text(self.directory)} were not recorded, but the run needs them"
+            raise UsageError(what, remedy=f"add {' '.join(f'--set {shlex.quote(key)}=VALUE' for key in hidden)}")
         from harness.lab.experiment.scenario import spec_of_call  # brings pydantic: half of a command's start
 
         return replace(spec_of_call(call, self.level), last_step=step, typed=self.typed)
-
-    def _command_to(self, step: int) -> RunSpec:
-        """The run spec of its command, which begins anew and ends after a step."""
-        if hidden := [word for word in self.argv if REDACTED in word]:
-            typed = shlex.join([word.replace(REDACTED, "VALUE") for word in self.argv])
-            raise UsageError(
-                f"the secrets of {path_text(self.directory)} were not recorded: {', '.join(hidden)}",
-                remedy=f"rlharness reproduce {path_text(self.directory)} -- {typed}",
-            )
-        identity = command_identity(self.argv)
-        return RunSpec(argv=self.argv, identity=identity, level=self.level, metrics=self.metrics, last_step=step)
 
 
 def checkpoint_steps_in(directory: Path) -> tuple[int, ...]:
@@ -102,26 +93,25 @@ def checkpoint_steps_in(directory: Path) -> tuple[int, ...]:
     return tuple(sorted(int(name[1]) for name in found if name))
 
 
-def _is_command(trace: Trace) -> bool:
-    manifest = trace.manifest
-    return manifest is not None and manifest.argv[: len(TRAIN)] != TRAIN and bool(manifest.argv)
-
-
 def read_recorded_run(directory: Path, argv: tuple[str, ...] = ()) -> RecordedRun:
     """The run in a directory; `argv` is its command where it was typed again, with its secrets.
 
     TraceError where there is no trace; UsageError where its call cannot be read, or its command is another.
     """
-    trace = read_trace(directory)
-    path = directory / CALL
-    if not path.exists() and isinstance(trace.manifest, Manifest) and _is_command(trace):
-        return _run_of_command(trace, trace.manifest, argv)
+    trace, path = read_trace(directory), directory / CALL
+    manifest = trace.manifest
+    if not path.exists() and manifest is not None and manifest.argv and manifest.argv[: len(TRAIN)] != TRAIN:
+        if argv and redact_argv(argv) != manifest.argv:
+            what = f"the command after -- is not that of {path_text(directory)}: {shlex.join(manifest.argv)}"
+            raise UsageError(what, legal="the recorded command with its secrets, or nothing after --")
+        try:
+            metrics = RunSpec.parse(read_regular(directory / RUN).decode()).metrics
+        except (OSError, *MALFORMED):  # a trace without its orders: its command has to do
+            metrics = ()
+        return RecordedRun(trace, None, argv or manifest.argv, metrics)
     if argv:
-        raise UsageError(
-            "a recorded run of a scenario and a command",
-            legal="the directory of a run",
-            remedy="omit everything after --; rlharness replay -- COMMAND runs a command",
-        )
+        what = "a recorded run of a scenario and a command"
+        raise UsageError(what, remedy="omit everything after --; rlharness replay -- COMMAND runs a command")
     try:
         call = EntryCall.parse(read_regular(path, max_bytes=MAX_JSON_BYTES, follows_links=True))
     except FileNotFoundError:
@@ -132,23 +122,9 @@ def read_recorded_run(directory: Path, argv: tuple[str, ...] = ()) -> RecordedRu
         raise UsageError(
             f"{path_text(path)} does not name the called entry and its configuration: {error!s:.100}", remedy=AGAIN
         ) from None
-    if not isinstance(trace.manifest, Manifest):
+    if manifest is None:
         raise UsageError(f"{path_text(directory)} has no complete manifest, so its level is unknown", remedy=AGAIN)
     return RecordedRun(trace, call)
-
-
-def _run_of_command(trace: Trace, manifest: Manifest, argv: tuple[str, ...]) -> RecordedRun:
-    if argv and redact_argv(argv) != manifest.argv:
-        raise UsageError(
-            f"the command after -- is not that of {path_text(trace.directory)}: {shlex.join(manifest.argv)}",
-            legal="the recorded command with its secrets, or nothing after --",
-            remedy=f"rlharness replay --against {path_text(trace.directory)} -- COMMAND compares another one with it",
-        )
-    try:
-        config = RunSpec.parse(read_regular(trace.directory / RUN).decode())
-    except (OSError, *MALFORMED):  # a trace without its orders: its command has to do
-        config = None
-    return RecordedRun(trace, None, argv or manifest.argv, config.metrics if config else ())
 
 
 def unfinished_trace(directory: Path) -> Trace | None:
@@ -180,21 +156,13 @@ def trace_of_step(trace: Trace, step: int) -> Trace | None:
     return excerpt(unfinished, step, step) if unfinished is not None and step in unfinished.steps else None
 
 
-def is_unfinished(trace: Trace, step: int) -> bool:
-    """Whether the run has ended in the middle of this step."""
-    return step not in trace.steps and trace_of_step(trace, step) is not None
-
-
 def check_step(trace: Trace, step: int) -> None:
     """UsageError for a step of which nothing was recorded."""
     known = recorded_steps_of(trace)
     if step not in known:
         span = f"{known[0]} to {known[-1]}" if known else "none"
-        raise UsageError(
-            f"--step {step}: {path_text(trace.directory)} has none",
-            legal=f"a step that it has recorded: {span}",
-            remedy="record a run with more steps",
-        )
+        what = f"--step {step}: {path_text(trace.directory)} has none"
+        raise UsageError(what, legal=f"a step that it has recorded: {span}", remedy="record a run with more steps")
 
 
 def root_of(trace: Trace | None, rank: int) -> bytes | None:

@@ -102,7 +102,9 @@ def finish(
         problems = [Problem(f"the program ended with {how_it_ended(exit_code)}" + (f"; {lack}" if lack else ""))]
     trace, unreadable = _read(directory)
     if not problems and run_spec.call is not None and not any(report.has_returned for report in reports):
-        problems = [_left(run_spec.call.entry, trace)]
+        after = f"after {count(len(trace.steps), 'step')}" if trace and trace.steps else "before it had recorded a step"
+        what = f"{run_spec.call.entry} ended too early, {after}: its process exited with 0 before it returned"
+        problems = [Problem(f"{what} (sys.exit, os._exit or exec)", "have it, and what it calls, return")]
     if trace is not None:
         if not problems:
             notes = [*notes, *_close_logs(trace, reports, leader_pid)]
@@ -247,28 +249,14 @@ def _problems(
     if not of_its_end:
         silent = {report.rank for report in reports if report.problem or report.pid in _living(reports)}
         unproven = [rank for rank, log in trace.ranks.items() if _may_be_closed(log) and rank not in silent]
-        told += [_unproven(rank, len(trace.ranks[rank].heads)) for rank in unproven]
+        for rank in unproven:
+            steps = count(len(trace.ranks[rank].heads), "step")
+            what = f"rank {rank}'s process ended without closing its log after {steps}: killed, os._exit or exec"
+            told.append(Problem(what, "have the process return from its main program, and the program wait for it"))
         closed = {rank: replace(log, is_closed=True) for rank, log in trace.ranks.items() if rank in unproven}
         trace = replace(trace, ranks={**trace.ranks, **closed})  # that they are open is told
     told += [Problem(gap) for gap in trace.gaps]
     return told if told or trace.steps else [Problem("no step was recorded")]
-
-
-def _left(entry: str, trace: Trace | None) -> Problem:
-    """Of an entry whose process has ended with 0, and which has not returned."""
-    after = f"after {count(len(trace.steps), 'step')}" if trace and trace.steps else "before it had recorded a step"
-    return Problem(
-        f"{entry} ended too early, {after}: its process exited with 0 before it returned (sys.exit, os._exit or exec)",
-        "have it, and what it calls, return",
-    )
-
-
-def _unproven(rank: int, num_steps: int) -> Problem:
-    return Problem(
-        f"rank {rank}'s process ended without closing its log after {count(num_steps, 'step')}: killed, os._exit or"
-        " exec; nothing proves that it had finished",
-        "have the process return from its main program, and the program wait for it",
-    )
 
 
 def how_it_ended(exit_code: int) -> str:
@@ -282,21 +270,15 @@ def how_it_ended(exit_code: int) -> str:
 def _why_nothing(reports: Sequence[Report], run_spec: RunSpec) -> Problem:
     """Why a program left no log at all."""
     if run_spec.call is not None:
-        return Problem(
-            f"{run_spec.call.entry} has returned and recorded no step",
-            "have it call the recorder that it is given: begin_step, record, end_step",
-        )
+        what = f"{run_spec.call.entry} has returned and recorded no step"
+        return Problem(what, "have it call the recorder that it is given: begin_step, record, end_step")
     if reports:
         processes = f"{len(reports)} processes" if len(reports) > 1 else "the one process"
-        return Problem(
-            f"no optimizer's step was seen in {processes} with torch",
-            "where it steps without torch.optim, have it call the recorder itself (harness.recording.open_recorder)",
-        )
-    return Problem(
-        "no Python process with torch was seen",
-        "name a program that imports torch; python -E, -I and -S ignore PYTHONPATH: leave them out; sudo, env -i, ssh"
-        " and containers do not pass on PYTHONPATH and RLHARNESS_TRACE: put rlharness trace after them",
-    )
+        what = f"no optimizer's step was seen in {processes} with torch"
+        return Problem(what, "without torch.optim, have it call the recorder itself (harness.recording.open_recorder)")
+    remedy = "name a program that imports torch; leave out python -E, -I and -S, which ignore PYTHONPATH; put rlharness"
+    remedy += " trace after sudo, env -i, ssh and containers, which do not pass on PYTHONPATH and RLHARNESS_TRACE"
+    return Problem("no Python process with torch was seen", remedy)
 
 
 def _name(report: Report) -> str:

@@ -24,7 +24,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -39,8 +39,7 @@ from harness.bits.files import MAX_SETTINGS_BYTES, read_text
 from harness.bits.redaction import REDACTED, redact_fields
 from harness.bits.text import count
 from harness.lab.experiment.command_spec import (
-    RecordingOptions,
-    ScenarioOptions,
+    SpecOptions,
     checked_metric,
     command_identity,
     command_name,
@@ -128,7 +127,7 @@ class Resumption(BaseModel):
 
 def _needs_a_header(schema: dict[str, Any]) -> None:
     """Require one of the keys that say what is run."""
-    schema["anyOf"] = [{"required": [key]} for key in ("extends", "command", "entry")]
+    schema["anyOf"] = [{"required": [key]} for key in ("command", "entry")]
 
 
 class Scenario(BaseModel):
@@ -138,8 +137,6 @@ class Scenario(BaseModel):
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, json_schema_extra=_needs_a_header
     )
 
-    extends: str = ""
-    """Scenario that this one differs from: its name, or a file beside this one. What is left out here is as there."""
     about: Line | Literal[""] = ""
     """One line for a person."""
     entry: Function | None = None
@@ -164,13 +161,10 @@ class Scenario(BaseModel):
     """The payload."""
 
     @model_validator(mode="after")
-    def _is_one_tree(self) -> Self:
+    def _is_consistent(self) -> Self:
+        """Check what concerns several keys: to resume or to perturb is no other run, so free sections hold the keys."""
         if dotted := next(keys_with_dots(self.config), ""):
             raise ValueError(f"config: the key {dotted!r} is empty or contains a dot; dots separate sections")
-        return self
-
-    @model_validator(mode="after")
-    def _runs_one_thing(self) -> Self:
         if (self.entry is None) == (self.command is None):
             raise ValueError("either entry or command is needed")
         if self.entry is not None and self.resume_command is not None:
@@ -185,19 +179,9 @@ class Scenario(BaseModel):
                 shlex.split(text or "")
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None
-        return self
-
-    @model_validator(mode="after")
-    def _resumes_freely(self) -> Self:
-        """To go on is no other run: its keys are no part of what a run is."""
         for key in (self.resume.run, self.resume.step) if self.resume else ():
             if key.partition(".")[0] not in self.runtime_sections:
                 raise ValueError(f"resume: {key} is not in a section of runtime settings")
-        return self
-
-    @model_validator(mode="after")
-    def _perturbs_freely(self) -> Self:
-        """What must not matter is no part of what a run is."""
         for fault in self.chaos.faults(self.runtime_sections, sizes=self.sizes, can_resume=self.resume is not None):
             raise ValueError(fault)
         return self
@@ -230,16 +214,11 @@ def shown_value(text: str) -> str:
     return value if isinstance(value, str) else text
 
 
-def parse_scenario(text: str, where: str, base_of: Callable[[str], Scenario] | None = None) -> Scenario:
-    """A scenario from the text of its file; UsageError, which begins with `where`, for whatever is wrong in it.
-
-    `base_of` finds the scenario that it extends.
-    """
+def parse_scenario(text: str, where: str) -> Scenario:
+    """A scenario from the text of its file; UsageError, which begins with `where`, for whatever is wrong in it."""
     fields = read_yaml(text, where)
     if not isinstance(fields, dict):
         raise UsageError(f"{where} is not a mapping", legal=KEYS, remedy="see rlharness scenarios")
-    if base_of and isinstance(name := fields.get("extends"), str):
-        fields = _merged(base_of(name).model_dump(exclude_unset=True), fields)
     return parse_fields(fields, where)
 
 
@@ -249,11 +228,8 @@ def parse_fields(fields: Mapping[str, Any], where: str) -> Scenario:
         return Scenario.model_validate(fields)
     except ValidationError as error:
         faults = [_fault(each["loc"], each["type"], each["msg"], each["input"]) for each in error.errors()]
-    raise UsageError(
-        f"{where}: {'; '.join(dict.fromkeys(faults))}",
-        legal=KEYS,
-        remedy="correct the file; rlharness schema scenario describes each key",
-    )
+    what = f"{where}: {'; '.join(dict.fromkeys(faults))}"
+    raise UsageError(what, legal=KEYS, remedy="correct the file; rlharness schema scenario describes each key")
 
 
 KEYS = f"the keys {', '.join(Scenario.model_fields)}"
@@ -269,15 +245,6 @@ def _fault(location: tuple[int | str, ...], kind: str, message: str, value: Any)
         near = difflib.get_close_matches(dotted, known, n=1)
         return f"unknown key {dotted!r}" + (f", did you mean {near[0]!r}?" if near else "")
     return f"{dotted} is missing" if kind == "missing" else f"{dotted} is {value!r}: {message}"
-
-
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sections merged key by key; any other value is the own one."""
-    both = {
-        key: _merged(base[key], value) if isinstance(value, Mapping) and isinstance(base.get(key), Mapping) else value
-        for key, value in own.items()
-    }
-    return {**base, **both}
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -296,11 +263,8 @@ class ScenarioFile:
     table: Mapping[str, Any] | None = None
     """The table of pyproject.toml, where it is one."""
 
-    def read(self, *extending: Traversable) -> Scenario:
-        """Read the scenario in it; UsageError if the file cannot be read or is not a scenario.
-
-        `extending` are the files that extend this one.
-        """
+    def read(self) -> Scenario:
+        """Read the scenario in it; UsageError if the file cannot be read or is not a scenario."""
         if self.table is not None:
             fields = {key.replace("-", "_"): value for key, value in self.table.items() if key != "name"}
             return parse_fields(fields, f"{self.file}: scenario {self.name}")
@@ -313,21 +277,14 @@ class ScenarioFile:
         except (OSError, UnicodeDecodeError) as error:
             what = f": {error.strerror}" if isinstance(error, OSError) else f" is not a text file: {error.reason}"
             raise UsageError(f"{self.file}{what}", legal="YAML in UTF-8") from None
-
-        def base_of(name: str) -> Scenario:
-            directory = self.file.parent if isinstance(self.file, Path) else Path()
-            is_name = not name.endswith(ENDINGS) and directory.name == PACKAGE
-            base, files = find_scenario(name, directory.parent if is_name else directory), (*extending, self.file)
-            if base.file in files:
-                raise UsageError(f"{self.file} extends {name}, which extends it")
-            return base.read(*files)
-
-        return parse_scenario(text, str(self.file), base_of)
+        return parse_scenario(text, str(self.file))
 
 
 def all_scenarios(cwd: Path) -> list[ScenarioFile]:
     """Every one that has a name, by name; of two with one name that of the user's project."""
-    found = {each.name: each for place in (resources.files(PACKAGE), cwd / PACKAGE) for each in _in(place)}
+    places = [place for place in (resources.files(PACKAGE), cwd / PACKAGE) if place.is_dir()]
+    files = [file for place in places for file in place.iterdir() if is_scenario_file(file)]
+    found = {name_of(file): ScenarioFile(name_of(file), file) for file in files}
     config = load_config(cwd)
     for table in config.scenarios:
         assert config.path is not None
@@ -345,39 +302,16 @@ def find_scenario(name: str, cwd: Path, *others: str) -> ScenarioFile:
     """
     if name.endswith(ENDINGS) or "/" in name:
         if not (cwd / name).is_file():
-            raise UsageError(
-                f"there is no file {name}",
-                legal="; ".join(["a YAML file, or a name listed by rlharness scenarios", *others]),
-                remedy="check the spelling and the working directory",
-            )
+            legal = "; ".join(["a YAML file, or a name listed by rlharness scenarios", *others])
+            raise UsageError(f"there is no file {name}", legal=legal)
         return ScenarioFile(name, cwd / name)
     known = {each.name: each for each in all_scenarios(cwd)}
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         remedy = f"did you mean {' or '.join(near)}?" if near else "rlharness scenarios describes each"
-        raise UsageError(
-            f"there is no scenario {name!r}",
-            legal="; ".join([f"{', '.join(known)}, or a YAML file", *others]),
-            remedy=remedy,
-        )
+        what = f"there is no scenario {name!r}"
+        raise UsageError(what, legal="; ".join([f"{', '.join(known)}, or a YAML file", *others]), remedy=remedy)
     return known[name]
-
-
-def nothing_to_run(command: str, cwd: Path) -> UsageError:
-    """That a command was typed with nothing to run."""
-    names = ", ".join(each.name for each in all_scenarios(cwd))
-    return UsageError(
-        f"rlharness {command} needs a scenario or a command",
-        legal=f"a scenario: {names}, or a YAML file; {A_COMMAND}",
-        remedy=f"rlharness {command} SCENARIO, or rlharness {command} -- python train.py",
-    )
-
-
-def _in(place: Traversable) -> Iterator[ScenarioFile]:
-    if place.is_dir():
-        for file in place.iterdir():
-            if is_scenario_file(file):
-                yield ScenarioFile(name_of(file), file)
 
 
 # ------------------------------------------------------------------------------------------------------------ run specs
@@ -399,6 +333,7 @@ class Asked:
     overrides: Mapping[str, Any]
     swept: Mapping[str, tuple[Any, ...]]
     """By dotted key, the value of each run in turn."""
+    options: SpecOptions
 
     @property
     def num_variants(self) -> int:
@@ -411,34 +346,29 @@ class Asked:
 
 
 def asked_run(
-    invocation: Invocation, command: str, name: str | None, options: ScenarioOptions, *, is_isolated: bool = False
+    invocation: Invocation, command: str, name: str | None, options: SpecOptions, *, is_isolated: bool = False
 ) -> Asked:
     """Return the scenario to run, or one of the command after --; UsageError for neither, both, or unusable options."""
     if name is not None and invocation.trailing:
-        raise UsageError(
-            f"both the scenario {name} and a command are given",
-            legal="one of the two: a scenario, or a command after --",
-            remedy="change a scenario with --set KEY=VALUE",
-        )
+        raise UsageError(f"both the scenario {name} and a command are given", legal="one of the two")
     if name is not None:
         return asked_scenario(invocation, name, options, SMOKE, A_COMMAND, is_isolated=is_isolated)
     if not invocation.trailing:
-        raise nothing_to_run(command, invocation.cwd)
+        names = ", ".join(each.name for each in all_scenarios(invocation.cwd))
+        what = f"rlharness {command} needs a scenario or a command"
+        remedy = f"rlharness {command} SCENARIO, or rlharness {command} -- python train.py"
+        raise UsageError(what, legal=f"a scenario: {names}, or a YAML file; {A_COMMAND}", remedy=remedy)
     values = {"--size": options.size, "--set": options.overrides, "--sweep": options.sweep}
     if given := [option for option, value in values.items() if value]:
-        raise UsageError(
-            f"{', '.join(given)} without a scenario",
-            legal="a scenario; a command takes its own options",
-            remedy="rlharness scenarios lists the scenarios",
-        )
+        raise UsageError(f"{', '.join(given)} without a scenario", remedy="rlharness scenarios lists the scenarios")
     scenario = Scenario.model_construct(command=shlex.join(invocation.trailing))  # braces of others are no placeholders
-    return Asked(command_name(invocation.trailing), scenario, "", (), {}, {})
+    return Asked(command_name(invocation.trailing), scenario, "", (), {}, {}, options)
 
 
 def asked_scenario(
     invocation: Invocation,
     name: str,
-    options: ScenarioOptions,
+    options: SpecOptions,
     default_size: str,
     *others: str,
     is_isolated: bool = False,
@@ -449,27 +379,32 @@ def asked_scenario(
     path.
     """
     asked = asked_of(name, find_scenario(name, invocation.cwd, *others).read(), options, default_size)
-    if asked.scenario.entry is not None and not is_isolated:
-        check_entries(invocation)
-    check_machine(invocation, asked.scenario)
+    if asked.scenario.entry is not None:
+        check_entries(invocation, is_isolated=is_isolated)
+    if num_gpus := asked.scenario.gpus:
+        from harness.machine.gpus import read_inventory
+
+        inventory = read_inventory("auto", invocation.environ)
+        if len(inventory.gpus) < num_gpus:
+            what = f"this scenario needs {count(num_gpus, 'GPU')}, and {len(inventory.gpus)} are free here"
+            raise UsageError(what, remedy="rlharness doctor reports why GPUs cannot be used")
     return asked
 
 
-def asked_of(name: str, scenario: Scenario, options: ScenarioOptions, default_size: str) -> Asked:
+def asked_of(name: str, scenario: Scenario, options: SpecOptions, default_size: str) -> Asked:
     """A scenario as options ask for it; UsageError for a size that it has not, and options that cannot be used."""
     size = scenario.chosen_size(options.size, default_size)
     swept = dict(_swept(text, scenario) for text in options.sweep)
-    level = options.recording.level
+    level = options.level
     given = {"size": (size,) if size in scenario.sizes else (), "set": options.overrides}
     given |= {"sweep": options.sweep, "level": (level,) if level else ()}
     typed = (name, *(word for option, texts in given.items() for text in texts for word in (f"--{option}", text)))
-    return Asked(name, scenario, size, typed, dict(map(override_of, options.overrides)), swept)
+    return Asked(name, scenario, size, typed, dict(map(override_of, options.overrides)), swept, options)
 
 
-def make_scenario_spec(
-    asked: Asked, options: RecordingOptions, variant: int = 0, *, is_isolated: bool = False
-) -> RunSpec:
+def make_scenario_spec(asked: Asked, variant: int = 0, *, is_isolated: bool = False) -> RunSpec:
     """The run spec of one run of a scenario; UsageError for overrides and options that cannot be used."""
+    options = asked.options
     scenario, level = asked.scenario, options.level or asked.scenario.determinism
     payload = scenario.payload(asked.size, asked.overrides_of(variant))
     if scenario.entry is None:
@@ -498,7 +433,6 @@ def spec_of_call(call: EntryCall, level: str) -> RunSpec:
     bound, free = parts(call.config, call.runtime_sections)
     return RunSpec(
         argv=CHILD,
-        # Names that no key of a payload has.
         identity=redact_fields({ENTRY: call.entry, LEVEL: level, **flattened(bound)}),
         level=level,
         call=call,
@@ -518,11 +452,7 @@ def override_of(text: str) -> tuple[str, Any]:
     """(dotted key, value) of KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UsageError(
-            f"--set {text}",
-            legal="a dotted key, an equals sign, and a value in YAML",
-            remedy="--set training.num_steps=20",
-        )
+        raise UsageError(f"--set {text}", legal="KEY=VALUE, with a value in YAML", remedy="--set training.num_steps=20")
     if REDACTED in value:
         what = f"--set {text}: rlharness removed a secret there"
         raise UsageError(what, legal="the value itself", remedy=f"replace {REDACTED} by the secret")
@@ -539,45 +469,21 @@ def _swept(text: str, scenario: Scenario) -> tuple[str, tuple[Any, ...]]:
         )
     free = scenario.runtime_sections
     if key.partition(".")[0] not in free:
-        raise UsageError(
-            f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable",
-            legal=f"keys of {', '.join(free)}" if free else "none: this scenario declares no runtime settings",
-            remedy="rlharness train records each run, and rlharness diff shows their first difference",
-        )
+        what = f"--sweep {key}: it is part of the run identity, so runs that differ in it are not comparable"
+        legal = f"keys of {', '.join(free)}" if free else "none: this scenario declares no runtime settings"
+        raise UsageError(what, legal=legal)
     found = read_yaml(f"[{values}]", f"--sweep {text}")
     if not found:
         raise UsageError(f"--sweep {text}", legal="a value for each run, with commas between them")
     return key, tuple(found)
 
 
-def check_entries(invocation: Invocation) -> None:
+def check_entries(invocation: Invocation, *, is_isolated: bool = False) -> None:
     """UsageError where no entry could be called and recorded here."""
-    if hidden_by := shadowing(invocation.cwd):
+    if not is_isolated and (hidden_by := shadowing(invocation.cwd)):
         raise UsageError(
             f"{hidden_by} would be imported instead of rlharness's own package", remedy="change into another directory"
         )
-    _check_torch()
-
-
-def check_machine(invocation: Invocation, scenario: Scenario) -> None:
-    """UsageError where this machine has not what a scenario needs."""
-    if scenario.entry is not None:
-        _check_torch()
-    if scenario.gpus:
-        from harness.machine.gpus import read_inventory
-
-        inventory = read_inventory("auto", invocation.environ)
-        if len(inventory.gpus) < scenario.gpus:
-            raise UsageError(
-                f"this scenario needs {count(scenario.gpus, 'GPU')}, and {len(inventory.gpus)} are free here",
-                legal="a machine with as many free GPUs within CUDA_VISIBLE_DEVICES",
-                remedy="rlharness doctor reports why GPUs cannot be used",
-            )
-
-
-def _check_torch() -> None:
     if find_spec("torch") is None:
-        raise UsageError(
-            f"torch is not installed for {sys.executable}, but recording an entry needs it",
-            remedy="pip install 'rlharness[engine]'",
-        )
+        what = f"torch is not installed for {sys.executable}, but recording an entry needs it"
+        raise UsageError(what, remedy="pip install 'rlharness[engine]'")

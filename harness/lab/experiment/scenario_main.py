@@ -116,18 +116,13 @@ def load_entry(name: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         is_own = module_name == error.name or module_name.startswith(f"{error.name}.")
-        raise UsageError(
-            f"entry {name}: there is no module {error.name}",
-            legal="a module that can be imported from the working directory, or is installed",
-            remedy="check the spelling" if is_own else "install its package: pip install 'rlharness[engine]'",
-        ) from None
+        remedy = "check the spelling" if is_own else "install its package: pip install 'rlharness[engine]'"
+        raise UsageError(f"entry {name}: there is no module {error.name}", remedy=remedy) from None
     function = getattr(module, function_name, None)
     if not callable(function):
         near = difflib.get_close_matches(function_name, dir(module), n=3)
-        raise UsageError(
-            f"entry {name}: {module_name} has no function {function_name}",
-            legal=", ".join(near) or "an existing function",
-        )
+        what = f"entry {name}: {module_name} has no function {function_name}"
+        raise UsageError(what, legal=", ".join(near) or "an existing function")
     return function  # type: ignore[no-any-return]
 
 

@@ -17,13 +17,7 @@ from harness.lab.experiment.preparation import notes_on, prepare
 from harness.lab.experiment.recording_result import Recording, await_recorders, finish
 from harness.process.clock import SystemClock
 from harness.process.supervisor.foreground import run_in_foreground
-from harness.recording.conditions import (
-    Condition,
-    Stop,
-    parse_condition,
-    read_stop,
-    refuse_unknown,
-)
+from harness.recording.conditions import Condition, Stop, parse_condition, read_stop, refuse_unknown
 from harness.recording.entry_call import INTERRUPTED, read_rejection
 from harness.recording.run_spec import RunSpec
 from harness.recording.sentinel.sentinel_report import Finding, read_findings
@@ -33,28 +27,6 @@ from harness.trace.repeats import repeats
 BREAKPOINTS = "harness.recording.breakpoints:Breakpoints"
 STOP = "stop.json"
 """In the directory of a run: where it has ended."""
-
-
-def parse_conditions(break_on: Sequence[str], until: Sequence[str]) -> tuple[Condition, ...]:
-    """Return what --break-on and --until say; UsageError for what is no condition, or no comparison."""
-    return (
-        *(parse_condition(text, "--break-on") for text in break_on),
-        *(parse_condition(text, "--until", ()) for text in until),
-    )
-
-
-def with_conditions(run_spec: RunSpec, conditions: Sequence[Condition], report: Path) -> RunSpec:
-    """Return the run spec of a run that ends where the first of these holds; `report` is a file that says where."""
-    fields = {"conditions": [*map(str, conditions)], "report": str(report)}
-    return replace(run_spec, callbacks={**run_spec.callbacks, BREAKPOINTS: fields}) if conditions else run_spec
-
-
-def read_report(report: Path) -> Stop | None:
-    """Where a run has ended; None where no condition held. UsageError where one names what no curve calls so."""
-    stop = read_stop(report)
-    if stop is not None and stop.unknown:
-        refuse_unknown([stop.unknown], stop.known)
-    return stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +68,9 @@ def run_here(
     run_spec: RunSpec,
     directory: Path,
     environ: Mapping[str, str],
-    conditions: Sequence[Condition] = (),
     *,
+    break_on: Sequence[str],
+    until: Sequence[str],
     stdout: int | None = None,
     at_start: Callable[[], None] = lambda: None,
 ) -> TerminalRun:
@@ -105,11 +78,18 @@ def run_here(
 
     `at_start` is called once the program has started, and does not delay it.
 
-    UsageError where it cannot be started, its entry refuses it before its first step, or a condition names what its
+    `break_on` and `until` are conditions as typed, of which the first that holds ends the run. UsageError for one that
+    is none, and where it cannot be started, its entry refuses it before its first step, or a condition names what its
     curve has not: nothing is left then. TraceError if it is unknown which condition held: the recording is finished.
     """
-    run_spec = with_conditions(run_spec, conditions, directory / STOP)
-    prepared = prepare(run_spec, directory, environ)
+    conditions = (
+        *(parse_condition(text, "--break-on") for text in break_on),
+        *(parse_condition(text, "--until", ()) for text in until),
+    )
+    if conditions:
+        fields = {"conditions": [*map(str, conditions)], "report": str(directory / STOP)}
+        run_spec = replace(run_spec, callbacks={BREAKPOINTS: fields})
+    out, env = prepare(run_spec, directory, environ)
     started: list[int] = []
 
     def on_start(pid: int) -> None:
@@ -117,24 +97,23 @@ def run_here(
         at_start()
 
     try:
-        status = run_in_foreground(run_spec.argv, prepared.env, on_start, stdout=stdout)
+        status = run_in_foreground(run_spec.argv, env, on_start, stdout=stdout)
     except UsageError:
-        prepared.out.give_back()
+        out.give_back()
         raise
-    if refusal := read_rejection(prepared.directory):
-        prepared.out.give_back()
+    if refusal := read_rejection(out.path):
+        out.give_back()
         raise refusal.error()
     with suppress(KeyboardInterrupt):  # somebody does not want to wait
-        await_recorders(prepared.directory, SystemClock())
+        await_recorders(out.path, SystemClock())
     code = status if status >= 0 else 128 - status
     notes = notes_on(environ)
-    recording = finish(prepared.directory, run_spec, code, leader_pid=started[0], notes=notes)
+    recording = finish(out.path, run_spec, code, leader_pid=started[0], notes=notes)
     if recording.ranks:
-        found = [str(each) for each in repeats(read_trace(prepared.directory))]
+        found = [str(each) for each in repeats(read_trace(out.path))]
         recording = replace(recording, notes=(*recording.notes, *found))
-    try:
-        stop = read_report(prepared.directory / STOP)
-    except UsageError:
-        prepared.out.give_back()
-        raise
-    return TerminalRun(run_spec, tuple(conditions), recording, stop, read_findings(prepared.directory))
+    stop = read_stop(out.path / STOP)
+    if stop is not None and stop.unknown:
+        out.give_back()
+        refuse_unknown([stop.unknown], stop.known)
+    return TerminalRun(run_spec, conditions, recording, stop, read_findings(out.path))

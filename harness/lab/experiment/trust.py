@@ -74,11 +74,8 @@ def check_run(run: RecordedRun, invocation: Invocation, *, is_trusted: bool) -> 
             return
         if not is_trusted:
             typed = one_line(shlex.join(run.argv))
-            raise UsageError(
-                f"{path_text(run.directory)} would run the command that it holds: {typed}",
-                legal="a command that is typed after --, that a scenario here names, or that is trusted",
-                remedy=f"add to this line: -- {typed}; or --trust if you trust it",
-            )
+            what = f"{path_text(run.directory)} would run the command that it holds: {typed}"
+            raise UsageError(what, remedy=f"add to this line: -- {typed}; or --trust if you trust it")
         found = [Unnamed("command", shlex.join(run.argv))]
     else:
         found = [*unnamed_in(run.call, scenarios), *_brought_by(run, run.call, invocation.cwd)]
@@ -91,14 +88,10 @@ def check_run(run: RecordedRun, invocation: Invocation, *, is_trusted: bool) -> 
         for line in lines:
             invocation.note(f"note: trusted, though no scenario here names it: {line}")
         return
-    known = ", ".join(each.name for each in all_scenarios(invocation.cwd)) or "none found"
+    known = one_line(", ".join(each.name for each in all_scenarios(invocation.cwd)) or "none found")
     what = f"{one_line(path_text(run.directory))} would use {count(len(found), 'value')} that no scenario here names:"
-    raise UsageError(
-        "\n    ".join([what, *lines]),
-        legal=f"what the scenarios here name ({one_line(known)})",
-        remedy="add --trust only if you trust its author: the code it names runs with all your permissions; or name"
-        " these in a scenario of your own",
-    )
+    remedy = "add --trust only if you trust its author: the code it names runs with all your permissions"
+    raise UsageError("\n    ".join([what, *lines]), legal=f"what the scenarios here name ({known})", remedy=remedy)
 
 
 def _scenarios_here(cwd: Path) -> Iterator[Scenario]:

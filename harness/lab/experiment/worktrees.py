@@ -79,16 +79,12 @@ class Checkout:
 
     def __init__(self, cwd: Path, environ: Mapping[str, str]) -> None:
         self._cwd = cwd.resolve()
-        self._environ = {name: value for name, value in environ.items() if name not in OF_ONE_CHECKOUT}
+        self.environ = {name: value for name, value in environ.items() if name not in OF_ONE_CHECKOUT}
+        """Variables for runs: without those that point git to another directory."""
         try:
             self.root = Path(self._git("rev-parse", "--show-toplevel")).resolve()
         except GitError as error:
             raise UsageError(f"{cwd} is not a git checkout ({error.what})", remedy="change into one") from None
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """The variables for runs: without those that point git to another directory."""
-        return self._environ
 
     def commit(self, revision: str) -> Commit:
         """The commit that a revision names; UsageError where there is none."""
@@ -96,11 +92,9 @@ class Checkout:
             name = self._git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
         except GitError:
             shallow = self.is_shallow
-            raise UsageError(
-                f"{revision} is not a commit here" + (", and this is a shallow clone" if shallow else ""),
-                legal="a branch, a tag or a commit of this repository",
-                remedy="git fetch --unshallow; in GitHub Actions, fetch-depth: 0" if shallow else "git fetch, git log",
-            ) from None
+            what = f"{revision} is not a commit here" + (", and this is a shallow clone" if shallow else "")
+            remedy = "git fetch --unshallow; in GitHub Actions, fetch-depth: 0" if shallow else "git fetch, git log"
+            raise UsageError(what, remedy=remedy) from None
         return Commit(*self._git("show", "--no-patch", f"--format={_FIELDS}", name).split("\0"))
 
     @property
@@ -183,8 +177,8 @@ class Checkout:
         return Side(
             root,
             root / at,
-            {**self._environ, "PYTHONPATH": of_entry},
-            {**self._environ, "PYTHONPATH": of_command, "PATH": os.pathsep.join(self._programs(root))},
+            {**self.environ, "PYTHONPATH": of_entry},
+            {**self.environ, "PYTHONPATH": of_command, "PATH": os.pathsep.join(self._programs(root))},
         )
 
     def _programs(self, root: Path) -> Iterator[str]:
@@ -195,7 +189,7 @@ class Checkout:
             yield str(path)
 
     def _paths(self, variable: str) -> list[str]:
-        return [entry for entry in self._environ.get(variable, "").split(os.pathsep) if entry]
+        return [entry for entry in self.environ.get(variable, "").split(os.pathsep) if entry]
 
     def _moved(self, entries: Sequence[str], root: Path, *, keeps: bool = False) -> Iterator[str]:
         """Entries of an import path that lie in the checkout, as they are in `root`; `keeps`: the others too."""
@@ -214,7 +208,7 @@ class Checkout:
         try:
             done = subprocess.run(
                 ["git", "-C", str(self._cwd), "--no-optional-locks", *words],  # reading writes nothing
-                env={**self._environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+                env={**self.environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 encoding="utf-8",
@@ -225,10 +219,8 @@ class Checkout:
         except FileNotFoundError:
             raise GitError("there is no git", remedy="install git") from None
         except subprocess.CalledProcessError as error:
-            raise GitError(
-                f"git {words[0]}: {error.stderr.strip() or f'exit code {error.returncode}'}",
-                remedy=f"find the cause with git -C {shlex.quote(str(self._cwd))} {words[0]}",
-            ) from None
+            what = f"git {words[0]}: {error.stderr.strip() or f'exit code {error.returncode}'}"
+            raise GitError(what, remedy=f"git -C {shlex.quote(str(self._cwd))} {words[0]}") from None
         return done.stdout.rstrip("\n")
 
 
@@ -285,12 +277,8 @@ def imports_checkout(run: Run, side: Side, checkout: Path) -> bool:
     for source in sources:
         is_checkouts = source.is_relative_to(checkout.resolve()) and not source.is_relative_to(PACKAGE)
         if side.root != checkout and is_checkouts and not side.holds(str(source)):
-            raise UsageError(
-                f"the run imports from {source}, and not from the worktree at {side.root}",
-                legal="code below the working directory, on PYTHONPATH or the path of an editable install, or installed"
-                " in an environment of the worktree",
-                remedy="PYTHONPATH=src rlharness ..., or --setup COMMAND to install each revision (uv sync)",
-            )
+            what = f"the run imports from {source}, and not from the worktree at {side.root}"
+            raise UsageError(what, remedy="PYTHONPATH=src rlharness ..., or --setup COMMAND to install each revision")
     return any(side.holds(str(source)) for source in sources)
 
 

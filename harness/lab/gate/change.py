@@ -14,10 +14,11 @@ largest element of the phase. Single numbers are left out for that reason, and w
 Adam makes a step of any gradient's sign.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import isfinite, isinf, prod
+from math import inf, isfinite, isinf, prod
 
 from harness.bits.findings import Finding, FindingCode
 from harness.trace.attribution import TEXTS
@@ -36,7 +37,6 @@ from harness.trace.verdict import (
     TOKENS,
     Count,
     Difference,
-    Divergence,
     Kind,
     SettingDifference,
     Verdict,
@@ -75,32 +75,26 @@ class Rounding:
     """Elements that are NaN on one side alone."""
 
 
-@dataclass(slots=True)
-class _Phase:
-    """What the tensors of one phase and dtype have shown."""
-
-    largest: float = 0.0
-    distance: float = 0.0
-
-
 def measure_rounding(a: Trace, b: Trace, step: int, first_phase: str) -> Rounding | None:
     """Compare what both have kept of a step, in which they part in this phase; None where they kept nothing alike.
 
     TraceError where a file of kept tensors cannot be read.
     """
     judged = phases_compared(first_phase)
-    by_phase: dict[tuple[str, str], _Phase] = {}
+    largest, distances = (defaultdict[tuple[str, str], float](float) for _ in range(2))
+    """By phase and dtype."""
     num_compared = num_different = first_ulp = max_ulp = num_nan = 0
     first = name = ""
     for value, x, y in _pairs(a, b, step):
         num_compared += 1
-        is_classified = value.phase in judged and prod(value.shape) > 1
-        phase = by_phase.setdefault((value.phase, value.dtype), _Phase()) if is_classified else _Phase()
-        phase.largest = max(phase.largest, _largest(value.dtype, x)) if is_classified else 0.0
+        is_classified, key = value.phase in judged and prod(value.shape) > 1, (value.phase, value.dtype)
+        if is_classified:
+            largest[key] = max(largest[key], _largest(value.dtype, x))
         if (found := compare(value.dtype, x, y)) is None:
             continue
         num_different += 1
-        phase.distance = max(phase.distance, found.max_abs or 0.0)
+        if is_classified:
+            distances[key] = max(distances[key], found.max_abs or 0.0)
         num_nan += found.num_nan_only_a + found.num_nan_only_b
         ulp, told = found.max_ulp or 0, f"{value.phase} {value.name}"
         if not first:
@@ -109,7 +103,7 @@ def measure_rounding(a: Trace, b: Trace, step: int, first_phase: str) -> Roundin
             max_ulp, name = ulp, told
     if not num_compared:
         return None
-    shares = {key: _share(each) for key, each in by_phase.items() if each.distance}
+    shares = {key: each / largest[key] if largest[key] else inf for key, each in distances.items() if each}
     worst = max(shares, key=shares.__getitem__, default=("", ""))
     return Rounding(
         step=step,
@@ -173,10 +167,6 @@ def _largest(dtype: str, data: bytes) -> float:
     """The largest absolute value that is finite."""
     pieces = (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
     return max((abs(x) for piece in pieces for x in numbers(dtype, piece) if isfinite(x)), default=0.0)
-
-
-def _share(phase: _Phase) -> float:
-    return phase.distance / phase.largest if phase.largest else float("inf")
 
 
 SYNC = "sync"
@@ -307,22 +297,22 @@ class Comparison:
     reasons: tuple[Finding, ...] = ()
     notes: tuple[Finding, ...] = ()
     verdict: Verdict | None = None
-    """On the base (A) and the head (B); on the side that differs from itself where it is nondeterministic."""
+    """On the base or golden (A) and the head (B); on the side that differs from itself where it is nondeterministic."""
     rounding: Rounding | None = None
     """In the step in which they part; None where nothing was kept of it."""
-    place: str = ""
-    """Where they part, against a golden, which has no verdict: step 3, backward."""
 
 
-def classify_change(verdict: Verdict, rounding: Rounding | None) -> Comparison:
+def classify_change(verdict: Verdict, rounding: Rounding | None, curve: Sequence[Finding] | None = None) -> Comparison:
     """What a verdict on a run of the base and one of the head means; each side is known to agree with itself.
 
-    Both ran on one machine and in one environment: where the fingerprint's numerics differ, the change itself has made
-    them differ, by what it imports.
+    `curve` has the reasons of its curve against a golden, which holds no tensors; None for a base. Both ran on one
+    machine and in one environment: where the fingerprint's numerics differ, the change itself has made them differ, by
+    what it imports.
     """
     differences = verdict.fingerprints.get("numerics")
     imported = [GateCode.NUMERICS_DIFFER(names=tuple(each.name for each in differences))] if differences else []
-    notes = (*imported, *noted(verdict))
+    content = (each for each in verdict.reasons if each.code is VerdictCode.CONTENT_DIFFERS)
+    notes: tuple[Finding, ...] = (*imported, *content, *verdict.notes)
     first = verdict.first
     if first is None:
         if verdict.kind is Kind.EQUAL:
@@ -331,14 +321,17 @@ def classify_change(verdict: Verdict, rounding: Rounding | None) -> Comparison:
     reasons: list[Finding] = []
     if first.what is not Difference.VALUE:
         reasons.append(CODE_OF_DIFFERENCE[first.what]())
-    elif _is_text_of_sync(first):
+    elif first.a is not None and first.a.phase == SYNC and first.a.dtype in TEXTS:  # and no weight before it
         reasons.append(GateCode.SYNC_MOVED_ALONE())
     if names := tuple(each.name for each in first.settings if _is_beyond_rounding(each)):
         reasons.append(GateCode.OPTIMIZER_SETTINGS_CHANGED(names=names))
     reasons += [reason for kind in DECIDING if (reason := _moved(kind, verdict.attribution))]
     if not reasons and rounding is not None and not rounding.is_rounding:
         reasons.append(beyond_rounding(rounding))
-    if rounding is None and not reasons and not verdict.attribution:
+    reasons += curve or ()
+    if not reasons and curve is not None:
+        notes += (GateCode.GOLDEN_HAS_NO_TENSORS(),)
+    elif rounding is None and not reasons and not verdict.attribution:
         reasons.append(GateCode.NO_EVIDENCE())
     change = Change.BEHAVIOUR if reasons else Change.NUMERICS
     return Comparison(change, tuple(reasons), notes, verdict, rounding)
@@ -355,16 +348,6 @@ def change_of_identity(base: Mapping[str, str], head: Mapping[str, str]) -> Comp
     reasons = [GateCode.SETTING_CHANGED(name=name, base=base.get(name), head=head.get(name)) for name in names]
     entries = [identity.get(ENTRY, "") for identity in (base, head)]
     return Comparison(Change.CONFIGURATION if entries[0] == entries[1] else Change.NOT_COMPARABLE, tuple(reasons))
-
-
-def noted(verdict: Verdict) -> tuple[Finding, ...]:
-    """Return the notes of a verdict, as `rlharness diff` shows them: logged values that differ, or content, say."""
-    return (*(each for each in verdict.reasons if each.code is VerdictCode.CONTENT_DIFFERS), *verdict.notes)
-
-
-def _is_text_of_sync(first: Divergence) -> bool:
-    """Whether what differs first is a digest of weights that were sent, so that the weights themselves do not."""
-    return first.a is not None and first.a.phase == SYNC and first.a.dtype in TEXTS
 
 
 def _is_beyond_rounding(setting: SettingDifference) -> bool:

@@ -20,8 +20,8 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.findings import Finding
 from harness.bits.text import path_text
-from harness.lab.experiment.command_spec import ScenarioOptions
-from harness.lab.experiment.launcher import LaunchContext, Launcher, Run, TitledDisplay, check_program, open_launcher
+from harness.lab.experiment.command_spec import SpecOptions
+from harness.lab.experiment.launcher import Display, LaunchContext, Launcher, Run, check_program, open_launcher
 from harness.lab.experiment.preparation import out_directory
 from harness.lab.experiment.recording_result import Problem
 from harness.lab.experiment.scenario import (
@@ -50,13 +50,12 @@ from harness.lab.gate.change import (
 from harness.lab.gate.golden import (
     Acceptance,
     Golden,
-    acceptance,
-    accepted,
+    accept,
     compare_with_golden,
     golden_directory,
-    golden_of,
+    key_of,
+    numerics_of,
     read_goldens,
-    write_golden,
 )
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
@@ -77,21 +76,14 @@ REASONS = (BEHAVIOUR, NUMERICS, CONFIGURATION, NOT_COMPARABLE)
 DEFAULT = (BEHAVIOUR, NUMERICS, NOT_COMPARABLE)
 BROKEN = "broken"
 """Beside REASONS: the head does not run. It always fails."""
-OF_CHANGE = {
-    Change.NUMERICS: NUMERICS,
-    Change.BEHAVIOUR: BEHAVIOUR,
-    Change.CONFIGURATION: CONFIGURATION,
-    Change.REMOVED: CONFIGURATION,
-    Change.NONDETERMINISTIC: NOT_COMPARABLE,
-    Change.NOT_COMPARABLE: NOT_COMPARABLE,
-    Change.BROKEN: BROKEN,
-}
+REASON_OF = {Change.REMOVED: CONFIGURATION, Change.NONDETERMINISTIC: NOT_COMPARABLE}
+"""Reasons that are not called as their change."""
 
 
 def failure(change: Change, fail_on: Collection[str] = DEFAULT) -> tuple[str, ...]:
     """Return what fails of a scenario; BROKEN always does."""
-    found = OF_CHANGE.get(change)
-    return (found,) if found and found in (BROKEN, *fail_on) else ()
+    found = REASON_OF.get(change, change.value)
+    return (found,) if found in (BROKEN, *fail_on) else ()
 
 
 def policy_of(typed: str | None, keys: GateKeys, where: str) -> tuple[str, ...]:
@@ -104,11 +96,7 @@ def policy_of(typed: str | None, keys: GateKeys, where: str) -> tuple[str, ...]:
         where, words = "--fail-on", [word.strip() for word in typed.split(",")]
     words = () if list(words) == ["none"] else tuple(dict.fromkeys(words))
     if unknown := [word for word in words if word not in REASONS]:
-        raise UsageError(
-            f"{where} {unknown[0]!r}",
-            legal=", ".join((*REASONS, "or none")),
-            remedy="--fail-on behaviour,numerics; a scenario that does not run always fails",
-        )
+        raise UsageError(f"{where} {unknown[0]!r}", legal=", ".join((*REASONS, "or none")))
     return words
 
 
@@ -209,10 +197,8 @@ class GateContext:
 class Recorder:
     """Records the runs of one scenario, each side in a directory of its own."""
 
-    def __init__(
-        self, launcher: Launcher, lines: TitledDisplay, directory: Path, *, checkout: Path | None = None
-    ) -> None:
-        self._launcher, self._lines, self._directory, self._checkout = launcher, lines, directory, checkout
+    def __init__(self, launcher: Launcher, directory: Path, *, checkout: Path | None = None) -> None:
+        self._launcher, self._directory, self._checkout = launcher, directory, checkout
         self.imports_checkout = False
         """Whether any run has imported code of its side."""
         self.runs: dict[str, list[Run]] = {BASE: [], HEAD: []}
@@ -231,12 +217,12 @@ class Recorder:
     async def _run(self, side: str, place: str, title: str, context: GateContext, number: int) -> Run:
         if self._launcher.interrupted_by:
             raise Interrupted
-        self._lines.title = f"{context.name}: {title}"
+        self._launcher.display.title = f"{context.name}: {title}"
         spec, environ, cwd = context.run_spec, context.side.environ_of(context.run_spec), context.side.cwd
         run = await self._launcher.record(spec, self._directory / place, number, environ=environ, cwd=cwd)
         if self._launcher.interrupted_by:
             raise Interrupted
-        self._lines.ended(run)
+        self._launcher.display.ended(run)
         if not run.recording.is_complete or not run.recording.num_steps:
             raise BrokenRun(side, run)
         if self._checkout is not None:
@@ -315,7 +301,7 @@ class GateOptions:
     accepts: bool
     reason: str
     """Why goldens are rewritten."""
-    given: ScenarioOptions
+    given: SpecOptions
     """What makes a run spec of a scenario or of the command."""
     setup: str
     """Command that prepares the base's worktree; empty for none."""
@@ -379,18 +365,12 @@ def base_context(context: GateContext, head: Side, base: Side, options: GateOpti
 
 
 def _context(asked: Asked, side: Side, options: GateOptions) -> GateContext:
-    run_spec = make_scenario_spec(asked, options.given.recording, is_isolated=True)
+    run_spec = make_scenario_spec(asked, is_isolated=True)
     return GateContext(asked.name, asked.size, side, run_spec)
 
 
 async def run_gate(
-    options: GateOptions,
-    checkout: Checkout,
-    place: LaunchContext,
-    *,
-    out: str | None,
-    lines: TitledDisplay,
-    clock: Clock,
+    options: GateOptions, checkout: Checkout, place: LaunchContext, *, out: str | None, lines: Display, clock: Clock
 ) -> Gate:
     """Every scenario; those so far where a signal asks for the end. UsageError comes before any, and leaves nothing."""
     given = checkout.commit(options.base) if options.base else None  # an unknown revision is reported at once
@@ -417,11 +397,7 @@ async def run_gate(
         known = {context.name for context in contexts}
         removed = [] if base is None else [name for name in scenario_names(base[1], options) if name not in known]
         if not contexts and not removed:
-            raise UsageError(
-                "there is no scenario to gate",
-                legal="scenarios of the project, as rlharness scenarios lists them, or a command after --",
-                remedy="rlharness gate -- python train.py",
-            )
+            raise UsageError("there is no scenario to gate", remedy="rlharness gate -- python train.py")
         directory = out_directory(place.cwd, out, GATES, place.run_id).path
         is_dirty = checkout.is_dirty  # before the runs, which may write anything
         head_commit, date = checkout.commit("HEAD"), f"{clock.wall():%Y-%m-%d}"
@@ -451,7 +427,7 @@ async def run_gate(
         async def compare(context: GateContext) -> GateScenario:
             shared: tuple[Finding, ...] = ()
             place_of_runs = directory / context.name.replace("/", "-")
-            recorder = Recorder(launcher, lines, place_of_runs, checkout=checkout.root)
+            recorder = Recorder(launcher, place_of_runs, checkout=checkout.root)
             replayed = context.run_spec.typed or ("--", *context.run_spec.argv)
             try:
                 if options.golden:
@@ -529,11 +505,8 @@ def _read_goldens(options: GateOptions, contexts: Iterable[GateContext]) -> dict
     if options.golden is None:
         return {}
     if not options.accepts and not options.golden.is_dir():
-        raise UsageError(
-            f"there are no goldens in {path_text(options.golden)}: it is not a directory",
-            legal="a directory that rlharness gate --accept has written to",
-            remedy="rlharness gate --golden DIR --accept --reason TEXT writes the first ones",
-        )
+        what = f"there are no goldens in {path_text(options.golden)}: it is not a directory"
+        raise UsageError(what, remedy="rlharness gate --golden DIR --accept --reason TEXT writes the first ones")
     return {each.name: read_goldens(golden_directory(options.golden, each.name, each.size)) for each in contexts}
 
 
@@ -550,7 +523,7 @@ async def _compare_with_golden(
         await recorder.record(HEAD, context)
     if unlike := disagreement(recorder):
         return GateScenario(context.name, unlike)
-    now = golden_of(recorder.traces(HEAD)[0], context.name, context.size)
+    now = recorder.traces(HEAD)[0]
     key = fitting_key(goldens, now)
     before = goldens.get(key)
     against = f"golden {key}"
@@ -558,20 +531,19 @@ async def _compare_with_golden(
         if before is None:
             reason = GateCode.NO_GOLDEN_FOR_ENVIRONMENT(names=nearest_differences(goldens.values(), now))
             return GateScenario(context.name, Comparison(Change.NOT_COMPARABLE, (reason,)))
-        return GateScenario(context.name, compare_with_golden(before, now), against=against, golden=before)
-    golden = accepted(now, before, author)
-    if golden is not before:
-        write_golden(place / key, golden)
-    return GateScenario(context.name, acceptance(before, now), against=against, golden=golden)
+        return GateScenario(context.name, compare_with_golden(before.trace, now), against=against, golden=before)
+    found, golden = accept(now, before, place / key, author)
+    return GateScenario(context.name, found, against=against, golden=golden)
 
 
-def fitting_key(goldens: Mapping[str, Golden], now: Golden) -> str:
+def fitting_key(goldens: Mapping[str, Golden], now: Trace) -> str:
     """Return the key of the golden whose deciding numerics are those of this run; the run's own if there is none."""
-    fits = (key for key, each in goldens.items() if deciding(each.numerics) == deciding(now.numerics))
-    return now.key if now.key in goldens else next(fits, now.key)
+    own, numerics = key_of(now), deciding(numerics_of(now))
+    fits = (key for key, each in goldens.items() if deciding(numerics_of(each.trace)) == numerics)
+    return own if own in goldens else next(fits, own)
 
 
-def nearest_differences(goldens: Iterable[Golden], now: Golden) -> tuple[str, ...]:
+def nearest_differences(goldens: Iterable[Golden], now: Trace) -> tuple[str, ...]:
     """Return the numerics in which the nearest of these goldens differs from this run."""
-    mine, others = deciding(now.numerics), [deciding(each.numerics) for each in goldens]
+    mine, others = deciding(numerics_of(now)), [deciding(numerics_of(each.trace)) for each in goldens]
     return min((tuple(sorted(n for n in {**mine, **its} if mine.get(n) != its.get(n))) for its in others), key=len)

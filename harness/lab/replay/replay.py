@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.lab.experiment.command_spec import ScenarioOptions
+from harness.lab.experiment.command_spec import SpecOptions
 from harness.lab.experiment.launcher import Run, Variant, check_program
 from harness.lab.experiment.preparation import OutDirectory, out_directory, place_of
 from harness.lab.experiment.scenario import asked_run, make_scenario_spec
@@ -36,7 +36,7 @@ class ReplayOptions:
 
     scenario: str | None = None
     """Name or file of a scenario; None for the command after `--`."""
-    scenario_options: ScenarioOptions = field(default_factory=ScenarioOptions)
+    scenario_options: SpecOptions = field(default_factory=SpecOptions)
     """What the runs change of it, and how they are recorded."""
     num_runs: int | None = None
     """Number of runs; None for as many as it takes to compare."""
@@ -93,9 +93,10 @@ class ReplayPlan:
         """Yield each run, and after it the same once more with operations where there is a step for them."""
         for number in range(1, self.num_runs + 1):
             run_spec = self.spec_of(number)
-            yield Variant(run_spec, number)
+            title = f"run {number} of {self.num_runs}"
+            yield Variant(run_spec, number, title)
             if self.op_step is not None:
-                yield Variant(replace(run_spec, op_step=self.op_step), number)
+                yield Variant(replace(run_spec, op_step=self.op_step), number, f"{title}, with operations")
 
 
 def make_plan(invocation: Invocation, options: ReplayOptions, replay_id: str) -> ReplayPlan:
@@ -107,9 +108,7 @@ def make_plan(invocation: Invocation, options: ReplayOptions, replay_id: str) ->
     run_spec = run_specs[0]
     check_program(run_spec, invocation.cwd, invocation.environ)
     if options.has_operations and options.step is None:
-        raise UsageError(
-            "--trace-ops without --step", legal="--step K --trace-ops", remedy="name the step that diverged"
-        )
+        raise UsageError("--trace-ops without --step", legal="--step K --trace-ops")
     trace = read_trace(place_of(invocation.cwd, options.against)) if options.against else None
     num_runs = _num_runs(options, len(run_specs))
     out = out_directory(invocation.cwd, options.out, REPLAYS, replay_id)
@@ -128,9 +127,8 @@ def make_plan(invocation: Invocation, options: ReplayOptions, replay_id: str) ->
 def _run_specs(invocation: Invocation, options: ReplayOptions) -> tuple[tuple[RunSpec, ...], tuple[str, ...]]:
     """(a run spec for each run that differs from the others, the words that name the scenario, if it is one)."""
     keep = () if options.step is None else (str(options.step),)
-    recording = replace(options.scenario_options.recording, keep=keep)
-    asked = asked_run(invocation, "replay", options.scenario, options.scenario_options)
-    return tuple(make_scenario_spec(asked, recording, variant) for variant in range(asked.num_variants)), asked.typed
+    asked = asked_run(invocation, "replay", options.scenario, replace(options.scenario_options, keep=keep))
+    return tuple(make_scenario_spec(asked, variant) for variant in range(asked.num_variants)), asked.typed
 
 
 def _num_runs(options: ReplayOptions, num_variants: int) -> int:
@@ -139,11 +137,7 @@ def _num_runs(options: ReplayOptions, num_variants: int) -> int:
     UsageError for one run that is compared with nothing.
     """
     if options.num_runs == 1 and not options.against:
-        raise UsageError(
-            "--runs 1 leaves nothing to compare with",
-            legal="2 runs or more, or --against DIR",
-            remedy="rlharness trace --out DIR -- COMMAND, or rlharness train SCENARIO --out DIR, records a single run",
-        )
+        raise UsageError("--runs 1 leaves nothing to compare with", legal="2 runs or more, or --against DIR")
     return options.num_runs or max(num_variants, 1 if options.against else 2)
 
 

@@ -32,7 +32,7 @@ from typing import Any
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import MALFORMED, read_text
-from harness.bits.text import path_text
+from harness.bits.text import count, path_text
 from harness.lab.experiment.launcher import Launcher, Run, check_program
 from harness.lab.replay.replay import ReplayOptions, ReplayPlan
 from harness.process.invocation import Invocation
@@ -619,25 +619,17 @@ def make_resume_plan(options: ReplayOptions, invocation: Invocation) -> ResumePl
     except ValueError as error:
         argv, problem = (), f" {error}"
     if unused or problem or not (argv or options.scenario) or not all(steps) or [*steps] != sorted({*steps}):
-        raise UsageError(
-            f"{', '.join(unused)} with --resume-at"
-            if unused
-            else f"--resume-at {options.resume_at} --resume-command {options.resume_command}:{problem} not usable",
-            legal="--resume-at K, or K,L, in optimizer steps, with --resume-command 'python train.py --resume DIR'",
-            remedy="rlharness replay --resume-at 7 --resume-command 'python train.py --resume DIR' -- python train.py",
-        )
+        what = f"--resume-at {options.resume_at} --resume-command {options.resume_command}:{problem} not usable"
+        what = f"{', '.join(unused)} with --resume-at" if unused else what
+        example = "--resume-at 7, or 7,9, with --resume-command 'python train.py --resume DIR'"
+        raise UsageError(what, legal=f"numbers of optimizer steps, and a command: {example}")
     if argv:
         check_program(RunSpec(argv), invocation.cwd, invocation.environ)
     return ResumePlan(steps, argv)
 
 
 async def record_resumed(
-    resume: ResumePlan,
-    invocation: Invocation,
-    plan: ReplayPlan,
-    launcher: Launcher,
-    *,
-    ended: Callable[[Run, str], None],
+    resume: ResumePlan, invocation: Invocation, plan: ReplayPlan, launcher: Launcher
 ) -> ResumeVerdict:
     """Carry out the runs, until one is of no use, and say what was lost. UsageError for too large a directory."""
     resume_argv = resume.argv or plan.run_spec.resume_argv
@@ -659,9 +651,11 @@ async def record_resumed(
         told = {"directory": str(lines), "inside": str(side), "end_at": end_at, "is_asked": is_asked}
         spec = replace(plan.run_spec, argv=argv, callbacks={RECORDER: told})
         place = {**invocation.environ, "PWD": str(side)}
+        kind = "straight" if side is sides[0] else "resumed" if end_at is None else "interrupted"
+        launcher.display.title = title = f"run {len(runs) + 1}, {kind}"
         run = await launcher.record(spec, plan.directory, len(runs) + 1, environ=place, cwd=side)
         runs.append(run)
-        ended(run, "straight" if side is sides[0] else "resumed" if end_at is None else "interrupted")
+        launcher.display.end(f"{title}: {count(run.recording.num_steps, 'step')} in {run.duration_s:.1f} s")
         if launcher.interrupted_by:
             raise NoComparison(f"interrupted by {launcher.interrupted_by}")
         return read_record(lines, run.name)
@@ -790,11 +784,8 @@ def copy_directory(source: Path, target: Path, out: Path) -> None:
             elif path.is_file():  # no FIFO, no socket
                 num_bytes += path.stat().st_size
                 if num_bytes > MAX_COPY_BYTES:
-                    raise UsageError(
-                        f"{path_text(source)} holds more than {MAX_COPY_BYTES >> 30} GiB",
-                        legal="a working directory of less: each side of a resume runs in a copy of it",
-                        remedy="run in a directory of the program's files, with links to its data",
-                    )
+                    what = f"{path_text(source)} holds more than {MAX_COPY_BYTES >> 30} GiB"
+                    raise UsageError(what, remedy="run in a directory of the program's files, with links to its data")
                 shutil.copy2(path, here / path.name)
 
 

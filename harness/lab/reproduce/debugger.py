@@ -60,11 +60,8 @@ class Session:
         against = named_run(invocation, other, is_trusted=options.is_trusted, is_other=True) if other else None
         after = max(self.run.trace.steps, default=-1) + 1
         if step > after:  # the one after the last is legal: the run may have ended in it
-            raise UsageError(
-                f"--step {step}: {path_text(self.run.directory)} has none",
-                legal=f"0 to {after}, the one after its last included",
-                remedy=f"--step {after} opens the step in which the run ended",
-            )
+            what = f"--step {step}: {path_text(self.run.directory)} has none"
+            raise UsageError(what, legal=f"0 to {after}, the one after its last included")
         self.overrides = free_overrides(self.run, options.overrides)
         """Of the run, by dotted key: runtime settings and secrets."""
         self._other, self._whose = against or self.run, other or "the recorded run"
@@ -209,11 +206,8 @@ def open_lines(commands: Path | None, history: Path | None, echo: Callable[[str]
     try:
         source = open(commands or sys.stdin.fileno(), "rb", buffering=0, closefd=commands is not None)  # noqa: SIM115
     except OSError as error:
-        raise UsageError(
-            f"--commands {path_text(commands or Path())}: {error.strerror}",
-            legal="a text file, a command a line",
-            remedy="omit --commands to type them, or to read them from a pipe",
-        ) from None
+        what = f"--commands {path_text(commands or Path())}: {error.strerror}"
+        raise UsageError(what, legal="a text file, a command a line") from None
 
     async def next_line(prompt: str, words: Iterable[str]) -> str | None:
         # Unbuffered: a thread that waits for a line must not hold a lock when the interpreter exits.

@@ -19,24 +19,9 @@ from harness.bits.exit_codes import ExitCode
 from harness.bits.redaction import REDACTED, redact_argv
 from harness.lab.experiment.flat_config import flattened
 from harness.lab.experiment.hints import NextCommand, next_command, step_command
-from harness.lab.experiment.launcher import (
-    LaunchContext,
-    Launcher,
-    Run,
-    TitledDisplay,
-    Variant,
-    open_launcher,
-    record_variants,
-)
+from harness.lab.experiment.launcher import Display, LaunchContext, Run, Variant, open_launcher, record_variants
 from harness.lab.experiment.preparation import OutDirectory, place_of
-from harness.lab.experiment.recorded_run import (
-    RecordedRun,
-    check_step,
-    is_unfinished,
-    read_recorded_run,
-    root_of,
-    trace_of_step,
-)
+from harness.lab.experiment.recorded_run import RecordedRun, check_step, read_recorded_run, root_of, trace_of_step
 from harness.lab.experiment.scenario import check_entries, override_of
 from harness.lab.experiment.trust import check_run
 from harness.process.invocation import Invocation
@@ -46,7 +31,7 @@ from harness.trace.diff import diff
 from harness.trace.excerpt import excerpt
 from harness.trace.global_values import global_root
 from harness.trace.non_finite import NonFinite, find_non_finite
-from harness.trace.ops import OpRecord, OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
+from harness.trace.ops import is_faithful, read_ops, recorded_steps
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import BY_WEIGHT, EXIT_CODES, Kind, Verdict
 
@@ -66,7 +51,7 @@ class ReproduceOptions:
     commands: str | None = None
     """File from which the step debugger reads its commands; None for standard input."""
     against: str | None = None
-    """Another run, whose step is run again too."""
+    """Another run, with whose values the step debugger compares."""
     is_trusted: bool = False
     """Whether code and files that no scenario here names may be used."""
     overrides: tuple[str, ...] = ()
@@ -77,11 +62,12 @@ class ReproduceOptions:
     """Limit on each run, in seconds."""
 
     def __post_init__(self) -> None:
-        of_step = {"--interactive": self.is_interactive, "--against": self.against, "--trace-ops": self.has_operations}
+        of_step = {"--interactive": self.is_interactive, "--trace-ops": self.has_operations}
         if self.step is None and (given := [name for name, is_given in of_step.items() if is_given]):
             raise UsageError(f"{', '.join(given)} without --step", remedy=f"add --step K: --step K {given[0]}")
-        if self.commands and not self.is_interactive:
-            raise UsageError("--commands without --interactive", remedy="--step K --interactive --commands FILE")
+        for name, value in {"--commands": self.commands, "--against": self.against}.items():
+            if value and not self.is_interactive:
+                raise UsageError(f"{name} without --interactive", remedy=f"--step K --interactive {name} {value}")
 
 
 REPRODUCTIONS = "reproductions"
@@ -100,11 +86,6 @@ class StepPlan:
     is_from_checkpoint: bool = False
     """Whether it begins with a checkpoint, and not with the beginning of the run."""
     has_operations: bool = False
-
-    @property
-    def with_operations(self) -> RunSpec:
-        """The same once more, with the operations of the step."""
-        return replace(self.run_spec, op_step=self.step)
 
 
 def plan_step(run: RecordedRun, step: int | None, options: ReproduceOptions) -> StepPlan:
@@ -155,13 +136,9 @@ def free_overrides(run: RecordedRun, overrides: Sequence[str]) -> dict[str, Any]
     recorded = flattened(run.call.config)
     for key in values:
         if key.partition(".")[0] not in run.call.runtime_sections and REDACTED not in recorded.get(key, ""):
-            raise UsageError(
-                f"--set {key}: a different value makes a different run",
-                legal=f"keys of {', '.join(run.call.runtime_sections)}"
-                if run.call.runtime_sections
-                else "nothing: it has no runtime settings",
-                remedy="rlharness train records a different run, and rlharness diff shows the first difference",
-            )
+            free = ", ".join(run.call.runtime_sections)
+            what = f"--set {key}: a different value makes a different run"
+            raise UsageError(what, legal=f"keys of {free}" if free else "nothing: it has no runtime settings")
     return values
 
 
@@ -225,44 +202,24 @@ class Repeated:
         return next(code for code in BY_WEIGHT if code in codes)
 
 
-@dataclass(frozen=True, slots=True)
-class OtherRun:
-    """The same step of another run, set against it."""
-
-    repeated: Repeated
-    verdict: Verdict | None
-    """On the step of the run (A) and of the other (B), both run again; None where one was not recorded."""
-    operations: tuple[OpVerdict, ...] = ()
-    """Of each rank."""
-
-
 def compare_step(plan: StepPlan, runs: Sequence[Run]) -> Repeated:
     """What a step is to the recorded one, from the runs that have repeated it: without operations, then with them."""
     recorded, again = plan.run.trace, _trace(runs[0]) if runs else None
     if again is None:
         return Repeated(plan, tuple(runs), ())
     a, b = trace_of_step(recorded, plan.step), trace_of_step(again, plan.step)
+    ending = Ending.WHOLE
+    if plan.step not in recorded.steps and a is not None:
+        ending = Ending.SAME_MIDDLE if _num_values(a, plan.step) == _num_values(b, plan.step) else Ending.GOES_ON
     return Repeated(
         plan=plan,
         runs=tuple(runs),
         verdicts=tuple(_verdicts(plan, recorded, again)),
         num_values=_num_values(a, plan.step),
         root=(global_root(a, plan.step) if a is not None else None) or b"",
-        ending=_ending(recorded, a, b, plan.step),
+        ending=ending,
         operations=tuple(_operations(plan, b, runs[1:])),
     )
-
-
-def classify_other(repeated: Repeated, other: Repeated) -> OtherRun:
-    """What the same step is to the one of another run."""
-    a, b = (_trace_of_step(each) for each in (repeated, other))
-    verdict = None if a is None or b is None else diff(a, b)
-    found = []
-    for operations in repeated.operations:
-        records = [_record(each.runs, operations.rank, repeated.plan.step) for each in (repeated, other)]
-        if records[0] is not None and records[1] is not None:
-            found.append(compare_ops(records[0], records[1], operations.rank, repeated.plan.step))
-    return OtherRun(other, verdict, tuple(found))
 
 
 def _verdicts(plan: StepPlan, recorded: Trace, again: Trace) -> Iterator[Verdict]:
@@ -285,17 +242,10 @@ def _begins_as(trace: Trace, beginning: Trace, step: int) -> bool:
     for rank in beginning.ranks:
         values = list(beginning.columns(step, rank).values())
         of_trace = list(trace.columns(step, rank).values())[: len(values)]
-        if [value for value in of_trace if value.scope in CHAINED] != [
-            value for value in values if value.scope in CHAINED
-        ]:
+        both = ([value for value in each if value.scope in CHAINED] for each in (of_trace, values))
+        if next(both) != next(both):
             return False
     return True
-
-
-def _ending(recorded: Trace, a: Trace | None, b: Trace | None, step: int) -> Ending:
-    if not is_unfinished(recorded, step):
-        return Ending.WHOLE
-    return Ending.SAME_MIDDLE if _num_values(a, step) == _num_values(b, step) else Ending.GOES_ON
 
 
 def _num_values(trace: Trace | None, step: int) -> int:
@@ -326,22 +276,12 @@ def _trace(run: Run) -> Trace | None:
     return read_trace(run.recording.directory) if run.recording.ranks else None
 
 
-def _trace_of_step(repeated: Repeated) -> Trace | None:
-    trace = _trace(repeated.runs[0]) if repeated.runs else None
-    return None if trace is None else trace_of_step(trace, repeated.plan.step)
-
-
-def _record(runs: Sequence[Run], rank: int, step: int) -> OpRecord | None:
-    return read_ops(runs[1].recording.directory, rank, step) if len(runs) > 1 else None
-
-
 @dataclass(frozen=True, slots=True)
 class Reproduction:
     """A step that was run again, and all that was found."""
 
     repeated: Repeated
     directory: Path
-    other: OtherRun | None = None
     interrupted_by: str = ""
     """The name of a signal; empty where it went to its end."""
 
@@ -358,49 +298,25 @@ class Reproduction:
 
     @property
     def exit_code(self) -> ExitCode:
-        """That of a step which did not come out again; else, with another run, what the two are to each other."""
-        if self.interrupted_by:
-            return ExitCode.INTERRUPTED
-
-        if not self.repeated.is_reproduced or self.other is None:
-            return self.repeated.exit_code
-        if not self.other.repeated.is_reproduced:
-            return self.other.repeated.exit_code
-        verdict = self.other.verdict
-        return ExitCode.INCOMPLETE_RECORDING if verdict is None else EXIT_CODES[verdict.kind]
+        """That of the comparison, unless a signal has ended it."""
+        return ExitCode.INTERRUPTED if self.interrupted_by else self.repeated.exit_code
 
 
 # ------------------------------------------------------------------------------------------------------------ the runs
 
 
-async def reproduce(
-    plan: StepPlan, other: StepPlan | None, out: OutDirectory, place: LaunchContext, display: TitledDisplay
-) -> Reproduction:
-    """Run the steps of a plan again, and those of another run's, in directories below `out`.
+async def reproduce(plan: StepPlan, out: OutDirectory, place: LaunchContext, display: Display) -> Reproduction:
+    """Run the steps of a plan again, once more with operations where they are asked for, in directories below `out`.
 
     Raises UsageError where an entry refuses its run before the first step.
     """
-    with open_launcher(place, display) as launcher:
-        runs = await _record_runs(plan, launcher, out, 1, display)
-        is_set_against = other is not None and not launcher.interrupted_by and bool(runs[0].recording.ranks)
-        others = await _record_runs(other, launcher, out, 2, display) if other and is_set_against else []
-        interrupted_by = launcher.interrupted_by
-    repeated = compare_step(plan, runs)
-    against = None if other is None or not others else classify_other(repeated, compare_step(other, others))
-    return Reproduction(repeated, out.path, against, interrupted_by=interrupted_by)
-
-
-async def _record_runs(
-    plan: StepPlan, launcher: Launcher, out: OutDirectory, number: int, display: TitledDisplay
-) -> list[Run]:
-    """Record the run of a plan, and the one with operations; UsageError where its entry refuses to begin."""
-    whose = "" if number == 1 else " of the other run"
     steps = f"step {plan.step}" if plan.first == plan.step else f"steps {plan.first} to {plan.step}"
-    variants = [Variant(plan.run_spec, number, f"repetition of {steps}{whose}")]
+    variants = [Variant(plan.run_spec, 1, f"repetition of {steps}")]
     if plan.has_operations:
-        variants.append(Variant(plan.with_operations, number, f"repetition of {steps}{whose}, with operations"))
+        variants.append(
+            Variant(replace(plan.run_spec, op_step=plan.step), 1, f"repetition of {steps}, with operations")
+        )
 
-    def show_title(variant: Variant) -> None:
-        display.title = variant.title
-
-    return await record_variants(launcher, variants, out, began=show_title, ended=display.ended)
+    with open_launcher(place, display) as launcher:
+        runs = await record_variants(launcher, variants, out)
+        return Reproduction(compare_step(plan, runs), out.path, launcher.interrupted_by)

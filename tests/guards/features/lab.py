@@ -12,14 +12,14 @@ STEP = Run(
     command=("reproduce", "a", "--step=2", "--trace-ops", "--out=made", "--set=output.noise=0.0", "--json"),
     base=RECORDED,
 )
-OTHER = Run(
-    name="reproduce-against",
-    command=("reproduce", "a", "--step=2", "--against=b", "--color=always", "--timeout=300"),
+COLOURED = Run(
+    name="reproduce-colour",
+    command=("reproduce", "a", "--step=2", "--color=always", "--timeout=300"),
     base=RECORDED,
 )
 DEBUGGER = Run(
     name="reproduce-interactive",
-    command=("reproduce", "a", "--step=2", "--interactive", "--commands=debug.txt"),
+    command=("reproduce", "a", "--step=2", "--interactive", "--commands=debug.txt", "--against=b"),
     files={"debug.txt": "next\nlist\nquit\n"},
     base=RECORDED,
 )
@@ -157,8 +157,8 @@ FEATURES = (
     Feature("reproduce --out", STEP, "its runs there", lambda s: s.has(_RUNS)),
     Feature("reproduce --set", STEP, "another setting", lambda s: _has(s, '"noise": 0.0')),
     Feature("reproduce --json", STEP, "one JSON document", lambda s: s.json["step"] == 2),
-    Feature("reproduce --against", OTHER, "the difference", lambda s: s.code == 10),
-    Feature("reproduce --color", OTHER, "escape sequences", lambda s: "\x1b[" in s.out),
+    Feature("reproduce --against", DEBUGGER, "the other run's name", lambda s: "compared with b" in s.out),
+    Feature("reproduce --color", COLOURED, "escape sequences", lambda s: "\x1b[" in s.out),
     Feature("reproduce --interactive", DEBUGGER, "its phases", lambda s: "before backward" in s.out),
     Feature("reproduce --commands", DEBUGGER, "the answers", lambda s: "before backward" in s.out),
     Feature("reproduce --timeout", LIMITED, "an incomplete recording", lambda s: s.code == 12),

@@ -30,7 +30,7 @@ LISTED = Run(
     is_quick=True,
     command=("scenarios", "--json"),
     files=FILES,
-    scenarios={"loop": {**SCENARIO, "determinism": "deterministic"}, "like": {"extends": "loop", "about": "Another"}},
+    scenarios={"loop": {**SCENARIO, "determinism": "deterministic"}},
 )
 CHECKED = Run(
     name="scenarios-check",
@@ -84,7 +84,6 @@ FEATURES = (
     Feature("scenarios --json", LISTED, "one JSON document", lambda s: s.json["scenarios"]),
     Feature("scenarios --check", CHECKED, "exit code 4", lambda s: s.code == 4 and "wrong" in s.out + s.err),
     Feature("scenario about", LISTED, "the line", lambda s: _listed(s)["about"] == "A vector that learns"),
-    Feature("scenario extends", LISTED, "the other's entry", lambda s: _listed(s, "like")["entry"] == "loop:run"),
     Feature("scenario entry", LISTED, "the entry", lambda s: _listed(s)["entry"] == "loop:run"),
     Feature("scenario determinism", LISTED, "the level", lambda s: _listed(s)["determinism"] == "deterministic"),
     Feature("scenario sizes", LISTED, "the sizes", lambda s: "small" in _listed(s)["sizes"]),

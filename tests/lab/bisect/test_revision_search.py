@@ -24,7 +24,6 @@ from harness.lab.bisect.bisection import (
 from harness.lab.experiment.launcher import Launcher
 from harness.lab.experiment.worktrees import Side
 from harness.recording.run_spec import RunSpec
-from harness.render.run_lines import RunLines
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
 
 
@@ -76,7 +75,7 @@ def hunted(
     """A bisection over the versions that `gradients` names, in their order."""
     versions = Versions(list(gradients), frozenset(missing))
     session = PlayedSession(gradients, interrupted_at=interrupted_at)
-    hunt = RevisionSearch(cast(Launcher, session), RunLines(), cast(Any, versions), parse_criterion(by), tmp_path)
+    hunt = RevisionSearch(cast(Launcher, session), cast(Any, versions), parse_criterion(by), tmp_path)
     typed = ("sums", "--set", "names=[a, b]")
     found = asyncio.run(hunt.first_bad("sums", RunSpec(("python",), typed=typed)))
     assert versions.num_open == 0
@@ -112,11 +111,7 @@ def test_what_does_not_run_is_passed_over_with_its_last_words(tmp_path: Path) ->
     gradients = runs("gggbb")
     session = PlayedSession(gradients, broken="c", problem="it ended with 1", printed="step 0\nZeroDivisionError\n")
     hunt = RevisionSearch(
-        cast(Launcher, session),
-        RunLines(),
-        cast(Any, Versions(list(gradients))),
-        parse_criterion("bits"),
-        tmp_path,
+        cast(Launcher, session), cast(Any, Versions(list(gradients))), parse_criterion("bits"), tmp_path
     )
     found = asyncio.run(hunt.first_bad("sums", RunSpec(("python",), typed=("sums",))))
     assert [probe.name for probe in found.candidates] == ["c", "d"]

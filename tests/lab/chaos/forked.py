@@ -15,7 +15,7 @@ from harness.lab.experiment.launcher import OUTPUT, Launcher, Run
 from harness.lab.experiment.recording_result import Problem, Recording
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
-from tests.lab.chaos.in_process import Silence
+from harness.render.run_lines import RunLines
 from tests.support.fake_clock import FakeClock
 
 
@@ -23,6 +23,7 @@ class ForkedRuns:
     """A launcher of programs named as `python FILE ARGUMENT...`."""
 
     interrupted_by = ""
+    display = RunLines(say=lambda line: None)
 
     def __init__(self, cwd: Path, environ: Mapping[str, str]) -> None:
         self._cwd, self._environ = cwd, environ
@@ -61,4 +62,4 @@ def varied(cwd: Path, program: Path, vary: list[str], words: list[str], *, fix: 
     invocation = Invocation(cwd, dict(os.environ), ("python", str(program), *words))
     plan = make_vary_plan(invocation, ChaosOptions(vary=tuple(vary), out=str(cwd / "out"), **options), "1")
     runs = ForkedRuns(cwd, {"FIX": "1" if fix else ""})
-    return asyncio.run(VarySearch(plan, cast(Launcher, runs), dict(os.environ), FakeClock(), Silence()).search())
+    return asyncio.run(VarySearch(plan, cast(Launcher, runs), dict(os.environ), FakeClock()).search())

@@ -28,6 +28,7 @@ from harness.recording.latency import found
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder
 from harness.recording.run_spec import RUN, RunSpec
+from harness.render.run_lines import RunLines
 from tests.support.fake_clock import FakeClock
 
 DISTRIBUTIONS = cache(metadata.packages_distributions)
@@ -38,17 +39,18 @@ class InProcess:
     """Runs that are calls."""
 
     interrupted_by = ""
+    display = RunLines(say=lambda line: None)
 
     async def record(self, run_spec: RunSpec, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
-        prepared = prepare(run_spec, parent / f"run-{number}", {})
-        log = ProcessLog(RunSpec.parse((prepared.directory / RUN).read_text("utf-8")))
+        out, _ = prepare(run_spec, parent / f"run-{number}", {})
+        log = ProcessLog(RunSpec.parse((out.path / RUN).read_text("utf-8")))
         with _ended_with_the_run(run_spec):
             recorder = Recorder(log, last_step=run_spec.last_step, callbacks=make_callbacks(run_spec.callbacks))
-            code = call_entry(prepared.directory, run_spec.level, recorder, has_begun=lambda: log.rank is not None)
+            code = call_entry(out.path, run_spec.level, recorder, has_begun=lambda: log.rank is not None)
         if code == 0:
             log.note_return()
         log.close()
-        return Run(number, False, finish(prepared.directory, run_spec, code), 0.1)
+        return Run(number, False, finish(out.path, run_spec, code), 0.1)
 
 
 @contextmanager
@@ -63,19 +65,11 @@ def _ended_with_the_run(run_spec: RunSpec) -> Iterator[None]:
             setattr(module, name, function)
 
 
-class Silence:
-    """A listener that says nothing."""
-
-    def begins(self, perturbation: Mapping[str, Any]) -> None: ...
-
-    def finished(self, outcome: Any, duration_s: float) -> None: ...
-
-
 def searched(cwd: Path, scenario: str, **options: Any) -> Chaos:
     """A search over a scenario of the project in `cwd`, factors of its payload and of its process only."""
     subject = make_subject(Invocation(cwd, {}), ChaosOptions(scenario))
     factors = tuple(factor for factor in subject.factors if not factor.is_outside or factor.name == LATENCY)
     plan = ChaosPlan(subject, factors, cwd / "out", **options)
-    bench = ChaosExecutor(plan, cast(Launcher, InProcess()), {}, FakeClock(), Silence())
+    bench = ChaosExecutor(plan, cast(Launcher, InProcess()), {}, FakeClock())
     with patch.object(metadata, "packages_distributions", DISTRIBUTIONS):
         return asyncio.run(PerturbationSearch(plan, bench).search())

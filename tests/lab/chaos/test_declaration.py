@@ -3,7 +3,7 @@
 import pytest
 
 from harness.bits.errors import UsageError
-from harness.lab.chaos.search import Choice, Factor, Span, payload_factors
+from harness.lab.chaos.search import Factor, payload_factors
 from harness.lab.experiment.scenario import parse_scenario
 
 HEAD = "about: x\nentry: a:b\ndeterminism: off\nruntime_sections: [spread, output]\n"
@@ -13,8 +13,8 @@ def test_factors_of_a_payload_have_values_and_know_what_is_usual() -> None:
     text = HEAD + "chaos: {factors: {spread.n: {min: 1, max: 9}, spread.m: [2, off, null]}}\n"
     section = parse_scenario(text, "f").chaos
     assert payload_factors(section, {"spread.n": 4}) == (
-        Factor("spread.n", Span(1, 9), 4),
-        Factor("spread.m", Choice((2, "off", None)), None),
+        Factor("spread.n", range(1, 10), 4),
+        Factor("spread.m", (2, "off", None), None),
     )
     assert section.crash is None
     assert payload_factors(parse_scenario(HEAD, "f").chaos, {}) == ()
@@ -23,8 +23,8 @@ def test_factors_of_a_payload_have_values_and_know_what_is_usual() -> None:
 def test_a_size_may_have_values_of_its_own() -> None:
     text = HEAD + "sizes: {tiny: {}}\nchaos: {factors: {spread.n: [9, 8]}, sizes: {tiny: {spread.n: [2, 1]}}}\n"
     section = parse_scenario(text, "f").chaos
-    assert [each.values for each in payload_factors(section, {}, size="tiny")] == [Choice((2, 1))]
-    assert [each.values for each in payload_factors(section, {}, size="smoke")] == [Choice((9, 8))]
+    assert [each.values for each in payload_factors(section, {}, size="tiny")] == [(2, 1)]
+    assert [each.values for each in payload_factors(section, {}, size="smoke")] == [(9, 8)]
 
 
 @pytest.mark.parametrize(

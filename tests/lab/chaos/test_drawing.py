@@ -3,12 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.lab.chaos.search import Choice, Factor, Span, drawn, number
+from harness.lab.chaos.search import Factor, drawn, number
 
 FACTORS = (
-    Factor("often", Span(1, 100), 1, num_quarters=3),
-    Factor("seldom", Choice(("a", "b", "c")), num_quarters=1),
-    Factor("half", Span(0, 9), num_quarters=2),
+    Factor("often", range(1, 101), 1, num_quarters=3),
+    Factor("seldom", ("a", "b", "c"), num_quarters=1),
+    Factor("half", range(10), num_quarters=2),
 )
 SEEDED = settings(derandomize=True)
 

@@ -26,6 +26,7 @@ from harness.lab.experiment.launcher import Launcher, Run
 from harness.lab.experiment.recording_result import Problem, Recording
 from harness.recording.entry_call import EntryCall, Rejection
 from harness.recording.run_spec import RunSpec
+from harness.render.run_lines import RunLines
 from tests.support.fake_clock import FakeClock
 from tests.support.traces import flip_bit, steps_of, write
 
@@ -44,6 +45,10 @@ class Played:
     refusal: Rejection | None = None
     asked: list[RunSpec] = field(default_factory=list)
     environs: list[Mapping[str, str]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.display = RunLines(say=self.said.append)
 
     async def record(self, run_spec: RunSpec, parent: Path, number: int, *, environ: Mapping[str, str]) -> Run:
         self.asked.append(run_spec)
@@ -59,25 +64,12 @@ class Played:
 
 
 @dataclass
-class Heard:
-    """A listener that writes down what it hears."""
-
-    said: list[str] = field(default_factory=list)
-
-    def begins(self, perturbation: Perturbation) -> None:
-        self.said.append(f"begins {dict(perturbation)}")
-
-    def finished(self, outcome: Outcome, duration_s: float) -> None:
-        self.said.append(f"ended {outcome.sign.value}")
-
-
-@dataclass
 class Made:
     """A bench and what it is made of."""
 
     bench: ChaosExecutor
     clock: FakeClock
-    heard: Heard
+    said: list[str]
 
     def baseline(self) -> Run:
         return asyncio.run(self.bench.record_baseline())
@@ -97,8 +89,8 @@ def made(directory: Path, runs: Played, max_s: float = 100.0) -> Made:
         latency=("tools:ask",),
     )
     plan = ChaosPlan(subject, subject.factors, directory, max_s=max_s)
-    clock, heard = FakeClock(), Heard()
-    return Made(ChaosExecutor(plan, cast(Launcher, runs), {"HOME": "/home"}, clock, heard), clock, heard)
+    clock = FakeClock()
+    return Made(ChaosExecutor(plan, cast(Launcher, runs), {"HOME": "/home"}, clock), clock, runs.said)
 
 
 def kept(directory: Path) -> list[str]:
@@ -111,13 +103,7 @@ def test_only_what_differs_is_kept_beside_the_baseline(tmp_path: Path) -> None:
     assert found.probe({"threads": 2}).sign is Sign.SAME
     assert (found.probe({"threads": 3}).sign, kept(tmp_path)) == (Sign.MOVED, ["run-1", "run-3"])
     assert found.bench.num_runs == 3
-    assert found.heard.said == [
-        "begins {}",
-        "begins {'threads': 2}",
-        "ended same",
-        "begins {'threads': 3}",
-        "ended moved",
-    ]
+    assert found.said == ["run 2 of 22: threads=2: same", "run 3 of 22: threads=3: moved at step 2"]
 
 
 def test_a_perturbation_reaches_the_run(tmp_path: Path) -> None:
@@ -181,7 +167,8 @@ def test_what_a_signal_has_ended_is_no_finding(tmp_path: Path, when: int) -> Non
         runs.interrupted_by = "SIGINT" if number == when else ""
         return (130, False) if number == when else (0, False)
 
-    found = made(tmp_path, Played(happens))
+    runs = Played(happens)
+    found = made(tmp_path, runs)
     if when == 1:
         with pytest.raises(OutOfTimeError):
             found.baseline()
@@ -189,7 +176,7 @@ def test_what_a_signal_has_ended_is_no_finding(tmp_path: Path, when: int) -> Non
     found.baseline()
     with pytest.raises(OutOfTimeError):
         found.probe({"threads": 2})
-    assert found.heard.said[-1] == "begins {'threads': 2}"
+    assert runs.display.title == "run 2 of 22: threads=2"
 
 
 def test_what_an_entry_refuses_is_the_users_to_mend(tmp_path: Path) -> None:

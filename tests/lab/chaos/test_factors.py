@@ -7,22 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.lab.chaos.search import (
-    CRASH,
-    Choice,
-    Factor,
-    Span,
-    chosen,
-    crash_factor,
-    format_perturbation,
-    outside_factors,
-    parse_only,
-    written,
-)
+from harness.lab.chaos.search import CRASH, Factor, chosen, format_perturbation, outside_factors, parse_only, written
 
-OWN = Factor("runtime.x", Choice((1, "two")), 1)
-WHOLE = Factor("runtime.n", Span(1, 4))
-FACTORS = (OWN, WHOLE, *outside_factors(4, {}), crash_factor(("1.loss", "1.end")))
+OWN = Factor("runtime.x", (1, "two"), 1)
+WHOLE = Factor("runtime.n", range(1, 5))
+FACTORS = (OWN, WHOLE, *outside_factors(4, {}), Factor(CRASH, ("1.loss", "1.end")))
 characters = st.characters(exclude_categories=["Cc", "Cs", "Cn", "Co", "Cf", "Zl", "Zp"])  # what YAML has a place for
 plain = (
     st.integers() | st.booleans() | st.none() | st.text(characters) | st.floats(allow_nan=False, allow_infinity=False)

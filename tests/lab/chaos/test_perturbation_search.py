@@ -13,20 +13,18 @@ from hypothesis import strategies as st
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.search import (
+    CRASH,
     Chaos,
     ChaosExecutor,
     ChaosPlan,
-    Choice,
     Factor,
     Finding,
     Outcome,
     OutOfTimeError,
     PerturbationSearch,
     Sign,
-    Span,
     Subject,
     Tally,
-    crash_factor,
     with_moments,
 )
 from harness.lab.experiment.launcher import Run
@@ -37,7 +35,8 @@ from harness.trace.reader import Trace
 from tests.support.traces import steps_of, trace
 
 NAMES = tuple("abcdef")
-FACTORS = tuple(Factor(f"x.{name}", Span(1, 9), 1) for name in NAMES)
+FACTORS = tuple(Factor(f"x.{name}", range(1, 10), 1) for name in NAMES)
+CRASHED = Factor(CRASH, ())
 NUM_STEPS = 8
 Fails = Callable[[Mapping[str, Any]], int | None]
 """The step that a perturbation moves; None where it moves none."""
@@ -185,25 +184,25 @@ def test_without_a_baseline_nothing_is_perturbed(baseline: Trace) -> None:
 
 
 def test_a_crash_may_come_in_any_phase_that_a_checkpoint_precedes(baseline: Trace) -> None:
-    (factor,) = with_moments([crash_factor(())], baseline)
-    moments = list(map(str, factor.values.options)) if not isinstance(factor.values, Span) else []
+    (factor,) = with_moments([CRASHED], baseline)
+    moments = list(factor.values)
     assert moments[:3] == ["1.rollout", "1.forward", "1.loss"]
     assert moments[-1] == f"{NUM_STEPS - 1}.end"
     assert not any(moment.startswith("0.") for moment in moments)
-    (cut,) = with_moments([crash_factor(())], baseline, is_cut=True)
-    assert cut.values == Choice(tuple(moments[:-1])), "what is ended with its last step has nothing behind it"
+    (cut,) = with_moments([CRASHED], baseline, is_cut=True)
+    assert cut.values == moments[:-1], "what is ended with its last step has nothing behind it"
 
 
 def test_a_run_of_one_step_is_not_crashed(tmp_path: Path) -> None:
     short = trace(tmp_path / "t", steps_of(1))
-    assert with_moments([FACTORS[0], crash_factor(())], short) == (FACTORS[0],)
+    assert with_moments([FACTORS[0], CRASHED], short) == (FACTORS[0],)
     with pytest.raises(UsageError, match="nothing to perturb: a run of 1 steps is too short for a crash"):
-        search(FakeBench(short, lambda perturbation: None), factors=(crash_factor(()),))
+        search(FakeBench(short, lambda perturbation: None), factors=(CRASHED,))
 
 
 def test_a_perturbation_is_run_once_and_counted_once(baseline: Trace) -> None:
     """Two cores, and a run that has two threads: one value is left."""
     bench = FakeBench(baseline, lambda perturbation: None)
-    chaos = search(bench, factors=(Factor("threads", Span(1, 2), 2),), num_probes=5)
+    chaos = search(bench, factors=(Factor("threads", range(1, 3), 2),), num_probes=5)
     assert bench.asked == [{}, {"threads": 1}]
     assert chaos.num_probes == 1

@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.digests import RAW
-from harness.lab.gate.change import (
-    CODE_OF_DIFFERENCE,
-    CODE_OF_KIND,
-    Change,
-    GateCode,
-    Rounding,
-    classify_change,
-)
+from harness.lab.gate.change import CODE_OF_DIFFERENCE, CODE_OF_KIND, Change, GateCode, Rounding, classify_change
 from harness.trace.chain import RecordedValue
 from harness.trace.diff import diff
 from harness.trace.reasons import VerdictCode

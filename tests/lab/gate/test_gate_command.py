@@ -136,7 +136,7 @@ def test_a_golden_is_accepted_held_and_on_another_machine_the_base_decides(proje
     assert [each["reason"] for each in only(again)["golden"]] == ["the first ones", "another sign"]
 
     directory.rename(directory.with_name("0123456789ab"))
-    golden = directory.with_name("0123456789ab") / "golden.json"
+    golden = directory.with_name("0123456789ab") / "manifest.json"
     golden.write_text(golden.read_text("utf-8").replace('"python": "', '"python": "P'), encoding="utf-8")
     foreign = gate(project, *goldens, "--base", "HEAD", "--json")
     assert (foreign.code, only(foreign)["change"]) == (ExitCode.OK, "equal")

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.bits.findings import Finding
-from harness.lab.gate.change import Change, GateCode
+from harness.lab.gate.change import Change, Comparison, GateCode
 from harness.lab.gate.gate import fitting_key, nearest_differences
 from harness.lab.gate.golden import (
     GOLDEN,
@@ -17,15 +17,16 @@ from harness.lab.gate.golden import (
     Acceptance,
     Golden,
     GoldenError,
-    accepted,
+    accept,
     compare_with_golden,
     golden_directory,
-    golden_of,
+    key_of,
+    numerics_of,
     read_goldens,
     write_golden,
 )
 from harness.trace.curve import NAMES, CurvePoint
-from harness.trace.reader import read_trace
+from harness.trace.reader import Trace, read_trace
 from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
@@ -55,13 +56,26 @@ def step_of(*, token: int = 5, reward: float = 1.0, advantage: float = 0.5, grad
     return made
 
 
-def golden(directory: Path, steps: Step, *, num_steps: int = 3, keeps: bool = True) -> Golden:
+def golden(directory: Path, steps: Step, *, num_steps: int = 3, keeps: bool = True) -> Trace:
     with TraceWriter(directory, manifest_of(numerics={"python": "3.12", "machine": "x86_64"}), say=print) as writer:
         for step in range(num_steps):
             values = steps(step)
             told = {"gradient_norm": Float("f32", 0x40800000), "step_seconds": Float("f32", step)}
             writer.append(step, [recorded_value for recorded_value, _ in values], told, tensors=values if keeps else ())
-    return golden_of(read_trace(directory), "sums", "smoke")
+    return read_trace(directory)
+
+
+def place(found: Comparison) -> str:
+    """step 1, backward."""
+    first = found.verdict and found.verdict.first
+    assert first
+    value = first.a or first.b
+    return f"step {first.step}" + (f", {value.phase}" if value else "")
+
+
+def codes(found: Comparison) -> list[tuple[str, int | None]]:
+    """The codes of the reasons, with the step in which each shows first."""
+    return [(each.code.name, each.values.get("first_step")) for each in found.reasons]
 
 
 def test_a_digest_of_a_sync_that_moves_alone_is_behaviour(tmp_path: Path) -> None:
@@ -70,43 +84,40 @@ def test_a_digest_of_a_sync_that_moves_alone_is_behaviour(tmp_path: Path) -> Non
 
     one, other = (golden(tmp_path / digest.decode(), synced(digest)) for digest in (b"w1", b"w2"))
     found = compare_with_golden(one, other)
-    assert (found.change, found.place) == (Change.BEHAVIOUR, "step 0, sync")
+    assert (found.change, place(found)) == (Change.BEHAVIOUR, "step 0, sync")
     assert found.reasons == (GateCode.SYNC_MOVED_ALONE(),)
 
 
 @pytest.fixture
-def before(tmp_path: Path) -> Golden:
+def before(tmp_path: Path) -> Trace:
     return golden(tmp_path / "before", step_of())
 
 
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        (step_of(gradient=2.0000002, at=1), (Change.NUMERICS, (), "step 1, backward")),
-        (step_of(advantage=0.5000001, at=2), (Change.NUMERICS, (), "step 2, advantage")),
-        (step_of(token=6, at=1), (Change.BEHAVIOUR, (GateCode.TOKENS_CHANGED(first_step=1),), "step 1, rollout")),
-        (step_of(reward=2.0, at=1), (Change.BEHAVIOUR, (GateCode.REWARDS_CHANGED(first_step=1),), "step 1, reward")),
-        (
-            step_of(advantage=-0.5, at=2),
-            (Change.BEHAVIOUR, (GateCode.ADVANTAGE_SIGNS_CHANGED(first_step=2),), "step 2, advantage"),
-        ),
+        (step_of(gradient=2.0000002, at=1), (Change.NUMERICS, [], "step 1, backward")),
+        (step_of(advantage=0.5000001, at=2), (Change.NUMERICS, [], "step 2, advantage")),
+        (step_of(token=6, at=1), (Change.BEHAVIOUR, [("TOKENS_CHANGED", 1)], "step 1, rollout")),
+        (step_of(reward=2.0, at=1), (Change.BEHAVIOUR, [("REWARDS_CHANGED", 1)], "step 1, reward")),
+        (step_of(advantage=-0.5, at=2), (Change.BEHAVIOUR, [("ADVANTAGE_SIGNS_CHANGED", 2)], "step 2, advantage")),
     ],
 )
-def test_a_change_is_told_from_roots_alone(
-    before: Golden, tmp_path: Path, steps: Step, expected: tuple[Change, tuple[Finding, ...], str]
+def test_a_change_is_classified(
+    before: Trace, tmp_path: Path, steps: Step, expected: tuple[Change, list[tuple[str, int]], str]
 ) -> None:
     found = compare_with_golden(before, golden(tmp_path / "now", steps))
-    assert (found.change, found.reasons, found.place) == expected
+    assert (found.change, codes(found), place(found)) == expected
 
 
-def with_curve(made: Golden, *steps: dict[str, float]) -> Golden:
+def with_curve(made: Trace, *steps: dict[str, float]) -> Trace:
     """The same with other values in its curve, as f32."""
     bits = [{name: Float("f32", struct.unpack("<I", struct.pack("<f", x))[0]) for name, x in s.items()} for s in steps]
     return replace(made, curve=tuple(CurvePoint(step, values, "") for step, values in enumerate(bits)))
 
 
 @pytest.fixture
-def moved(tmp_path: Path) -> Golden:
+def moved(tmp_path: Path) -> Trace:
     """A gradient is another from step 1 on."""
     return golden(tmp_path / "moved", step_of(gradient=4.0, at=1))
 
@@ -114,24 +125,24 @@ def moved(tmp_path: Path) -> Golden:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("at", [1, 2], ids=["where they part", "one step later"])
 def test_a_value_of_the_curve_that_has_moved_further_than_rounding_is_behaviour(
-    before: Golden, moved: Golden, name: str, at: int
+    before: Trace, moved: Trace, name: str, at: int
 ) -> None:
     a = with_curve(before, {name: 4.0}, {name: 4.0}, {name: 4.0})
     b = with_curve(moved, *({name: 8.0 if step == at else 4.0} for step in range(3)))
     found = compare_with_golden(a, b)
-    assert (found.change, found.place) == (Change.BEHAVIOUR, "step 1, backward")
+    assert (found.change, place(found)) == (Change.BEHAVIOUR, "step 1, backward")
     assert found.reasons == (GateCode.CURVE_BEYOND_ROUNDING(name=name, step=at, base=4.0, head=8.0),)
     assert compare_with_golden(a, with_curve(b, *3 * [{name: 4.000002}])).change is Change.NUMERICS
 
 
-def test_later_on_rounding_itself_grows_and_is_not_judged(before: Golden, tmp_path: Path) -> None:
+def test_later_on_rounding_itself_grows_and_is_not_judged(before: Trace, tmp_path: Path) -> None:
     a, b = (golden(tmp_path / side, steps) for side, steps in (("a", step_of()), ("b", step_of(gradient=2.5))))
     same = {"loss": 4.0}
     found = compare_with_golden(with_curve(a, same, same, same), with_curve(b, same, same, {"loss": 8.0}))
     assert found.change is Change.NUMERICS
 
 
-def test_a_nan_that_came_is_no_rounding_and_one_that_was_there_is_no_change(before: Golden, moved: Golden) -> None:
+def test_a_nan_that_came_is_no_rounding_and_one_that_was_there_is_no_change(before: Trace, moved: Trace) -> None:
     nan = {"loss": float("nan")}
     a, b = with_curve(before, *3 * [{"loss": 1.0}]), with_curve(moved, {"loss": 1.0}, nan, nan)
     (reason,) = compare_with_golden(a, b).reasons
@@ -148,85 +159,95 @@ def test_signs_that_nobody_knows_count_as_behaviour(tmp_path: Path) -> None:
     assert (found.change, found.reasons) == (Change.BEHAVIOUR, (GateCode.ADVANTAGE_SIGNS_UNKNOWN(),))
 
 
-def test_another_number_of_steps_and_another_identity(before: Golden, tmp_path: Path) -> None:
-    assert compare_with_golden(before, golden(tmp_path / "now", step_of(), num_steps=4)).place == "step 3, rollout"
-    other = replace(before, identity={"seed": "8", "lr": "1"})
-    found = compare_with_golden(before, other)
+def test_another_number_of_steps_and_another_identity(before: Trace, tmp_path: Path) -> None:
+    longer = compare_with_golden(before, golden(tmp_path / "now", step_of(), num_steps=4))
+    assert (codes(longer), place(longer)) == ([("STEP_ONLY_AT_HEAD", None)], "step 3")
+    found = compare_with_golden(before, with_fingerprint(before, identity={"seed": "8", "lr": "1"}))
+    seed = with_fingerprint(before).manifest.fingerprint.identity["seed"]
     assert (found.change, found.reasons) == (
         Change.CONFIGURATION,
         (
             GateCode.SETTING_CHANGED(name="lr", base=None, head="1"),
-            GateCode.SETTING_CHANGED(name="seed", base=before.identity["seed"], head="8"),
+            GateCode.SETTING_CHANGED(name="seed", base=seed, head="8"),
         ),
     )
 
 
-def test_files_hold_everything_and_no_timings(before: Golden, tmp_path: Path) -> None:
-    kept = accepted(before, None, WHY)
-    directory = golden_directory(tmp_path / "goldens", "scenarios/sums.yaml", "smoke") / before.key
+def with_fingerprint(trace: Trace, **parts: dict[str, str]) -> Any:
+    """The same with other parts of its fingerprint."""
+    assert trace.manifest is not None
+    fingerprint = replace(trace.manifest.fingerprint, **parts)
+    return replace(trace, manifest=replace(trace.manifest, fingerprint=fingerprint))
+
+
+def test_a_golden_is_a_trace_and_its_history(before: Trace, tmp_path: Path) -> None:
+    directory = golden_directory(tmp_path / "goldens", "scenarios/sums.yaml", "smoke") / key_of(before)
     assert directory.parent.name == "sums.smoke"
-    write_golden(directory, kept)
-    assert read_goldens(directory.parent) == {before.key: kept}
-    assert read_goldens(directory.parent)[before.key].history == (WHY,)
-    assert "step_seconds" not in (directory / "curve.jsonl").read_text("utf-8")
+    (before.directory / "output.log").write_text("printed")
+    found, written = accept(before, None, directory, WHY)
+    assert (found.change, found.reasons) == (Change.ACCEPTED, (GateCode.GOLDEN_FIRST(),))
+    ((key, read),) = read_goldens(directory.parent).items()
+    assert (key, read.history, written.history) == (key_of(before), (WHY,), (WHY,))
+    assert compare_with_golden(read.trace, before).change is Change.EQUAL
+    assert {path.name for path in directory.iterdir()} == {
+        *("golden.json", "manifest.json", "curve.jsonl", "rank-0.log", "tensors")
+    }
     assert read_goldens(tmp_path / "none") == {}
 
 
-def test_a_golden_is_rewritten_only_where_it_is_another_and_history_grows(before: Golden, tmp_path: Path) -> None:
-    first = accepted(before, None, WHY)
-    assert accepted(golden(tmp_path / "again", step_of()), first, replace(WHY, reason="for nothing")) is first
-    second = accepted(golden(tmp_path / "other", step_of(token=9)), first, replace(WHY, reason="another"))
+def test_a_golden_is_rewritten_only_where_it_is_another_and_history_grows(before: Trace, tmp_path: Path) -> None:
+    _, first = accept(before, None, tmp_path / "g", WHY)
+    again = golden(tmp_path / "again", step_of())
+    assert accept(again, first, tmp_path / "g", replace(WHY, reason="for nothing"))[1] is first
+    found, second = accept(
+        golden(tmp_path / "x", step_of(token=9)), first, tmp_path / "g", replace(WHY, reason="another")
+    )
     assert [each.reason for each in second.history] == ["the clip is lower", "another"]
+    assert codes(found) == [("GOLDEN_REPLACED", None), ("TOKENS_CHANGED", 0)]
+    assert read_goldens(tmp_path)["g"].history == second.history
 
 
-@pytest.mark.parametrize("num_bytes", [0, 5000])
-def test_a_full_disk_leaves_the_golden_as_it_was(
-    before: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
-) -> None:
-    """Both of its files, also where the smaller one would fit: it would belong to another curve."""
-    write_golden(tmp_path / "g", accepted(before, None, WHY))
-    names = {path.name: path.read_bytes() for path in (tmp_path / "g").iterdir()}
-    assert len(names[GOLDEN]) < 5000
-    other = accepted(golden(tmp_path / "other", step_of(token=9)), None, WHY)
-    monkeypatch.setattr("harness.lab.gate.golden.curve_line", lambda point: "x" * 2000)  # within a buffer of 8 KiB
+@pytest.mark.parametrize("num_bytes", [0, 600])
+def test_a_full_disk_leaves_the_golden_as_it_was(before: Trace, tmp_path: Path, num_bytes: int) -> None:
+    write_golden(tmp_path / "g", Golden(before, (WHY,)))
+    names = {path: path.read_bytes() for path in (tmp_path / "g").rglob("*") if path.is_file()}
+    other = Golden(golden(tmp_path / "other", step_of(token=9)), (WHY,))
     with largest_file(num_bytes), pytest.raises(GoldenError, match="File too large") as caught:
         write_golden(tmp_path / "g", other)
     assert "--golden" in caught.value.remedy
-    assert {path.name: path.read_bytes() for path in (tmp_path / "g").iterdir()} == names
+    assert {path: path.read_bytes() for path in (tmp_path / "g").rglob("*") if path.is_file()} == names
+    assert not (tmp_path / "g.new").exists()
 
 
-def test_a_golden_fits_a_run_that_has_looked_up_a_host_name(before: Golden) -> None:
-    goldens = {"5d0e": replace(before, numerics={**before.numerics, "library libnss_sss.so.2": "d6"})}
+def test_a_golden_fits_a_run_that_has_looked_up_a_host_name(before: Trace) -> None:
+    numerics = numerics_of(before)
+    goldens = {"5d0e": Golden(with_fingerprint(before, numerics={**numerics, "library libnss_sss.so.2": "d6"}), ())}
     assert fitting_key(goldens, before) == "5d0e"
-    assert fitting_key({**goldens, before.key: before}, before) == before.key
-    other = replace(before, numerics={**before.numerics, "library libm.so.6": "d6"})
-    assert fitting_key(goldens, other) == other.key
+    assert fitting_key({**goldens, key_of(before): Golden(before, ())}, before) == key_of(before)
+    other = with_fingerprint(before, numerics={**numerics, "library libm.so.6": "d6"})
+    assert fitting_key(goldens, other) == key_of(other)
     assert nearest_differences(goldens.values(), other) == ("library libm.so.6",)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 1}', '{"version": 2}'])
-def test_what_is_no_golden_is_told(before: Golden, tmp_path: Path, text: str) -> None:
-    write_golden(tmp_path / "g", accepted(before, None, WHY))
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 2}', '{"version": 1, "history": []}'])
+def test_what_is_no_golden_is_told(before: Trace, tmp_path: Path, text: str) -> None:
+    write_golden(tmp_path / "g", Golden(before, (WHY,)))
     (tmp_path / "g" / GOLDEN).write_text(text, encoding="utf-8")
     with pytest.raises(GoldenError, match=GOLDEN) as refused:
         read_goldens(tmp_path)
     assert refused.value.remedy
 
 
-@pytest.mark.parametrize("num_lines", [None, 2])
-def test_half_a_golden_is_none_either(before: Golden, tmp_path: Path, num_lines: int | None) -> None:
-    """Its curve is gone, or cut."""
-    write_golden(tmp_path / "g", accepted(before, None, WHY))
-    curve = tmp_path / "g" / "curve.jsonl"
-    lines = curve.read_text("utf-8").splitlines(keepends=True)
-    curve.unlink()
-    if num_lines:
-        curve.write_text("".join(lines[:num_lines]), "utf-8")
-    with pytest.raises(GoldenError, match=r"curve\.jsonl"):
+@pytest.mark.parametrize("name", ["rank-0.log", "manifest.json"])
+def test_half_a_golden_is_none_either(before: Trace, tmp_path: Path, name: str) -> None:
+    """A file is not committed, since git ignores it."""
+    write_golden(tmp_path / "g", Golden(before, (WHY,)))
+    (tmp_path / "g" / name).unlink()
+    with pytest.raises(GoldenError, match=r"golden\.json cannot be read"):
         read_goldens(tmp_path)
 
 
-def test_what_cancels_is_judged_beside_one_and_the_gradient_norm_by_itself(before: Golden, moved: Golden) -> None:
+def test_what_cancels_is_judged_beside_one_and_the_gradient_norm_by_itself(before: Trace, moved: Trace) -> None:
     for name in NAMES:
         a, b = (with_curve(each, *3 * [{name: x}]) for each, x in ((before, 1e-9), (moved, -3e-9)))
         assert compare_with_golden(a, b).change is (Change.BEHAVIOUR if name == NORM else Change.NUMERICS), name

@@ -13,23 +13,14 @@ from harness.lab.experiment.recording_result import Problem
 from harness.lab.experiment.worktrees import Side
 from harness.lab.gate import gate
 from harness.lab.gate.change import Change, Comparison, GateCode
-from harness.lab.gate.gate import (
-    BASE,
-    HEAD,
-    BrokenRun,
-    GateContext,
-    Interrupted,
-    Recorder,
-    compare_sides,
-)
+from harness.lab.gate.gate import BASE, HEAD, BrokenRun, GateContext, Interrupted, Recorder, compare_sides
 from harness.recording.entry_call import Rejection
 from harness.recording.run_spec import RunSpec
-from harness.render.run_lines import RunLines
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
 
 
 def compared(tmp_path: Path, session: PlayedSession, *, num_runs: int = 2) -> tuple[Comparison, PlayedSession]:
-    recorder = Recorder(cast(Launcher, session), RunLines(), tmp_path)
+    recorder = Recorder(cast(Launcher, session), tmp_path)
     context = GateContext("sums", "smoke", Side(tmp_path, tmp_path, {}), RunSpec(("python",)))
     return asyncio.run(compare_sides(recorder, {BASE: context, HEAD: context}, num_runs)), session
 
