@@ -28,7 +28,9 @@ suite_options = opt.all_of(
         " ones, to schedule with; sim:4xA,4xB simulates two models.  [default: auto]",
         default="auto",
     ),
-    opt.option("--cpu-units", "How many files without GPUs run at once.  [default: number of cores]", opt.COUNT),
+    opt.option(
+        "-n --cpu-units cpu_units", "Files without GPUs that run at once.  [default: number of cores]", opt.COUNT
+    ),
     opt.option("-k keyword EXPR", "Run only tests whose names match, as -k of pytest does."),
     opt.option("-m marker EXPR", "Run only tests whose markers match, as -m of pytest does."),
     opt.option("--deselect NODE-ID", "Leave out the tests whose node id begins so. Repeatable.", multiple=True),
@@ -36,7 +38,6 @@ suite_options = opt.all_of(
     opt.option("--last-failed --lf", "Run only what failed or did not run in the latest run, else everything."),
     opt.option("--resume RUN", "Keep what passed in this run, unless its file changed: an id, latest, or a directory."),
     opt.option("--failed-first --ff", "Start the files that failed in the latest run first."),
-    opt.option(
     opt.option("--needs needs_file", 'TOML file of globs of test files and needs: "tests/gpu/**" = 1.', FILE),
     opt.option("--mix-models/--no-mix-models", "Allow a file to get GPUs of different models."),
     opt.option("--workers-per-gpu N", "Files without a need that share each GPU and its memory.", opt.COUNT),
@@ -87,6 +88,9 @@ suite_options = opt.all_of(
 @opt.option(
     "--device-ids", "GPU names for tests; vLLM needs numbers.  [default: uuid]", click.Choice(["uuid", "number"])
 )
+@opt.option("-v", "As -v of pytest, in the output of each file and in session.log.")
+@opt.option("-q", "As -q of pytest, there.")
+@opt.option("-s", "As -s of pytest: what tests print is in the output of their file, whether they pass or not.")
 @opt.option("--keep-tmp", "Keep the temporary directories of failed files.")
 @opt.option("--plain", "Print lines instead of the live display.")
 @click.pass_obj
@@ -142,6 +146,7 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
         word for name in ("keyword", "marker") if (value := given[name]) is not None for word in (f"-{name[0]}", value)
     ]
     selecting += [f"--deselect={nodeid}" for nodeid in given["deselect"]]
+    selecting += [f"-{name}" for name in "vqs" if given.get(name)]
     invocation = replace(invocation, trailing=(*selecting, *invocation.trailing))  # those after -- come later and win
     _check_pytest_args(invocation.trailing)
     files = [each.absolute for each in split_selections(given["paths"], invocation.cwd)]

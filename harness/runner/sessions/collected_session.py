@@ -211,20 +211,15 @@ class CollectedSession:
             self._hazard = ("plugin_threads", plugin) if plugin else ("suite_threads", names)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_collect_file(self, file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-        """Note a file from which pytest collects."""
-        collectors = yield
-        if collectors:
-            self.files.setdefault(file_path, Path(os.path.relpath(file_path, self.config.rootpath)).as_posix())
-        return collectors
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
         """Note the import of a file before it, and look at what it has done after it."""
         path = collector.path
-        if not isinstance(collector, pytest.File) or self.is_child or self.why_left_out(path):
+        if not isinstance(collector, pytest.File) or self.is_child:
+            return (yield)
+        self.files.setdefault(path, Path(os.path.relpath(path, self.config.rootpath)).as_posix())
+        if self.why_left_out(path):
             return (yield)
         self._renew_standby()
         if self.why_left_out(path):  # this process is the standby, which was woken

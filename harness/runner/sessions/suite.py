@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -298,9 +299,12 @@ class Suite:
             _, error, said = output.partition("ERROR: ")
             if said.startswith(UNWRITABLE):
                 return CollectionError(said.strip(), remedy=f"make room or permission for {self._scratch}")
-            return UsageError(
-                said.strip() if error else output, remedy="change the paths, -k and -m, or the arguments after --"
-            )
+            remedy = "change the paths, -k and -m, or the arguments after --"
+            missing = said.partition("file or directory not found: ")[2].partition("\n")[0]
+            place = self._options.invocation.cwd / missing
+            if missing and place.parent.is_dir() and (found := get_close_matches(place.name, os.listdir(place.parent))):
+                remedy = f"did you mean {os.path.join(os.path.dirname(missing), found[0])}?"
+            return UsageError(said.strip() if error else output, remedy=remedy)
         how = f"reached its limit of {self._limit_s:g} s" if timed_out else _ending(self._status or 0)
         what = f"the test files cannot be listed: pytest {how}"
         if lack := shortage_at(self._scratch):

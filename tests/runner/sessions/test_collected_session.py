@@ -127,6 +127,12 @@ def test_a_node_id_that_names_nothing_costs_the_others_nothing(tmp_path: Path) -
     assert "test_quack" in collected.not_found["test_b.py"]
 
 
+def test_a_named_file_brings_none_of_its_neighbours(tmp_path: Path) -> None:
+    write_suite(tmp_path, {f"tests/test_{name}.py": QUICK for name in "abc"})
+    assert [unit.path for unit in collect_in(tmp_path, "tests/test_b.py").units] == ["tests/test_b.py"]
+    assert [unit.path for unit in collect_in(tmp_path, "tests").units] == [f"tests/test_{name}.py" for name in "abc"]
+
+
 def test_x_ends_the_run_as_it_ends_pytest(tmp_path: Path) -> None:
     files = {"test_a.py": "def test_a(): assert 0\ndef test_b(): pass\n", "test_b.py": QUICK}
     done = run(write_suite(tmp_path, files), "run", "--gpus", "none", "--cpu-units", "1", "--", "-x")
