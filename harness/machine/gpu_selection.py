@@ -32,24 +32,16 @@ _SIM_ENTRY = re.compile(r"(?P<count>[0-9]{1,6})(?:x(?P<model>[^,:]+))?(?::(?P<me
 
 
 @dataclass(frozen=True, slots=True)
-class Auto:
-    """Every free GPU."""
+class Selection:
+    """What --gpus asks for; every free GPU where nothing is given."""
 
-
-@dataclass(frozen=True, slots=True)
-class Count:
+    num_gpus: int | None = None
     """So many free GPUs."""
-
-    num_gpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
+    names: tuple[str, ...] = ()
     """These GPUs, by position in the inherited list or by UUID, in this order."""
-
-    names: tuple[str, ...]
     is_as_is: bool = False
     """Whether they are taken even if they are in use; what is on them then is no leak of a test."""
+    simulated: tuple[Gpu, ...] = ()
 
     def __str__(self) -> str:
         return f"{AS_IS if self.is_as_is else ''}{','.join(self.names)}"
@@ -59,36 +51,27 @@ class Named:
         return any(name.isdigit() for name in self.names)
 
 
-@dataclass(frozen=True, slots=True)
-class Pretended:
-    """GPUs that do not exist."""
-
-    gpus: tuple[Gpu, ...]
-
-
-Selection = Auto | Count | Named | Pretended
-
-
 def parse_selection(text: str) -> Selection:
     """Parse the text of `--gpus`; a text of no legal form raises UsageError."""
     text = text.strip()
     if text == "auto":
-        return Auto()
+        return Selection()
     if text == "none":
-        return Count(0)
+        return Selection(0)
     if text.isascii() and text.isdigit():
-        return Count(int(text))
+        return Selection(int(text))
     if text.startswith("sim:"):
-        return Pretended(_pretended(text))
+        return Selection(simulated=_simulated(text))
     is_as_is = text.startswith(AS_IS)
     names = tuple(entry.strip() for entry in text.removeprefix(AS_IS).removesuffix(",").split(","))
     for name in names:
         if not _LIST_ENTRY.fullmatch(name):
             raise _illegal(text, f"{name!r} is neither a position nor the beginning of a UUID")
-    return Named(tuple(str(int(name)) if name.isdigit() else name for name in names), is_as_is)
+    names = tuple(str(int(name)) if name.isdigit() else name for name in names)
+    return Selection(names=names, is_as_is=is_as_is)
 
 
-def find_named(named: Named, visible: Sequence[Device]) -> tuple[int, ...]:
+def find_named(named: Selection, visible: Sequence[Device]) -> tuple[int, ...]:
     """Positions in `visible` of the GPUs that `named` lists, in its order.
 
     A position or UUID outside `visible`, an ambiguous UUID, or one GPU named twice raises InventoryError.
@@ -122,7 +105,7 @@ def _positions(name: str, visible: Sequence[Device]) -> list[int]:
     return [visible.index(device) for device in matches[0]]
 
 
-def _pretended(text: str) -> tuple[Gpu, ...]:
+def _simulated(text: str) -> tuple[Gpu, ...]:
     kinds: list[tuple[str, float]] = []
     for entry in text.removeprefix("sim:").split(","):
         match = _SIM_ENTRY.fullmatch(entry.strip())

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 from harness.bits.errors import BusyGpusError, InventoryError
 from harness.machine.gpu_health import MachineHealth
-from harness.machine.gpu_selection import Auto, Count, Named, Pretended, find_named, parse_selection
+from harness.machine.gpu_selection import Selection, find_named, parse_selection
 from harness.machine.inventory import Gpu, Inventory, LeftOut
 from harness.machine.meter import MemoryMeter, NoMeter
 from harness.machine.nvml import NoDriverError, NvidiaDriver
@@ -39,16 +39,16 @@ def read_with_meter(
     The driver is opened once for both: GPUs without persistence mode take seconds to wake each time.
     """
     asked = parse_selection(selection)
-    if isinstance(asked, Pretended):
-        return Inventory(gpus=asked.gpus, pretended=True), NoMeter()
-    if asked == Count(0):
+    if asked.simulated:
+        return Inventory(gpus=asked.simulated, pretended=True), NoMeter()
+    if asked.num_gpus == 0:
         return Inventory(), NoMeter()
     with ExitStack() as stack:
         try:
             driver = stack.enter_context(NvidiaDriver())
             inventory = _take(driver, asked, environ, claims)
         except NoDriverError as error:
-            if isinstance(asked, Auto):
+            if asked == Selection():
                 return Inventory(note=f"{error}: 0 GPUs"), NoMeter()
             raise InventoryError(
                 f"--gpus {selection}: {error}",
@@ -66,28 +66,25 @@ def read_machine(environ: Mapping[str, str]) -> tuple[MachineHealth, Inventory]:
     try:
         with NvidiaDriver() as driver:
             health = driver.health()
-            return health, Inventory() if health.problem else _take(driver, Auto(), environ, None)
+            return health, Inventory() if health.problem else _take(driver, Selection(), environ, None)
     except NoDriverError as error:
         return MachineHealth(problem=str(error), has_driver=not error.is_absent), Inventory()
 
 
-def _take(
-    driver: NvidiaDriver, asked: Auto | Count | Named, environ: Mapping[str, str], claims: Claims | None
-) -> Inventory:
+def _take(driver: NvidiaDriver, asked: Selection, environ: Mapping[str, str], claims: Claims | None) -> Inventory:
     gpus = driver.list_gpus()
     devices = [gpu.device for gpu in gpus]
     visible = visible_devices(devices, environ)
     mine = [gpus[devices.index(device)] for device in visible.devices]
-    wanted = find_named(asked, visible.devices) if isinstance(asked, Named) else range(len(mine))
-    num_wanted = asked.num_gpus if isinstance(asked, Count) else len(mine)
+    wanted = find_named(asked, visible.devices) if asked.names else range(len(mine))
+    num_wanted = len(mine) if asked.num_gpus is None else asked.num_gpus
     around = surrounding_lease(environ)
-    insists = isinstance(asked, Named) and asked.is_as_is
     taken: list[Gpu] = []
     left_out: list[LeftOut] = []
     for index in wanted:
         if len(taken) == num_wanted:
             break
-        is_as_is = insists or mine[index].device.uuid in around.gpu_ids
+        is_as_is = asked.is_as_is or mine[index].device.uuid in around.gpu_ids
         found = driver.examine(mine[index], index, is_as_is=is_as_is)
         if isinstance(found, Gpu):
             found = _claim(found, claims, around)
@@ -95,27 +92,26 @@ def _take(
             taken.append(found)
         else:
             left_out.append(found)
-    if (isinstance(asked, Count) and len(taken) < num_wanted) or (isinstance(asked, Named) and left_out):
+    if (asked.num_gpus is not None and len(taken) < num_wanted) or (asked.names and left_out):
         if claims is not None:
             for gpu in taken:
                 claims.release(_claim_name(gpu.gpu_id, around, claims))
         raise _too_few(asked, len(taken), len(mine), left_out)
     notes = list(visible.notes)
-    by_position = isinstance(asked, Named) and asked.has_positions
-    if by_position and visible.by_number and ORDER_NOTE not in notes and order_is_uncertain(devices, environ):
+    if asked.has_positions and visible.by_number and ORDER_NOTE not in notes and order_is_uncertain(devices, environ):
         notes.append(ORDER_NOTE)
     return Inventory(tuple(taken), tuple(left_out), driver.num_links(taken), note="; ".join(notes))
 
 
-def _too_few(asked: Count | Named, num_taken: int, num_visible: int, left_out: Sequence[LeftOut]) -> InventoryError:
+def _too_few(asked: Selection, num_taken: int, num_visible: int, left_out: Sequence[LeftOut]) -> InventoryError:
     reasons = "; ".join(f"GPU {gpu.index} ({gpu.model}): {gpu.reason}" for gpu in left_out)
-    if isinstance(asked, Named):
+    if asked.names:
         what = f"--gpus {asked}: {reasons}"
     else:
         what = f"--gpus {asked.num_gpus}: {num_taken} of the {num_visible} GPUs this process was given are free"
         what += f"; {reasons}" if reasons else ""
     num_busy = sum(gpu.is_busy for gpu in left_out)
-    may_come = num_busy == len(left_out) if isinstance(asked, Named) else num_taken + num_busy >= asked.num_gpus
+    may_come = num_busy == len(left_out) if asked.num_gpus is None else num_taken + num_busy >= asked.num_gpus
     kind = BusyGpusError if may_come else InventoryError
     return kind(
         what,

@@ -61,17 +61,10 @@ def fix_lines(findings: Iterable[MachineFinding]) -> list[str]:
 
 def _parts(finding: MachineFinding) -> dict[str, Any]:
     """The finding as it is shown, without secrets; plain values only."""
-    return {
-        "code": finding.code.value,
-        "check": finding.check,
-        "severity": finding.severity.value,
-        "measured": redact_text(finding.measured),
-        "breaks": redact_text(finding.breaks),
-        "remedy": redact_text(finding.remedy),
-        "exports": finding.exports,
-        "unsets": list(finding.unsets),
-        "details": list(map(redact_text, finding.details)),
-    }
+    named = {"code": finding.code.value, "check": finding.check, "severity": finding.severity.value}
+    texts = {name: redact_text(getattr(finding, name)) for name in ("measured", "breaks", "remedy")}
+    details = list(map(redact_text, finding.details))
+    return {**named, **texts, "exports": finding.exports, "unsets": list(finding.unsets), "details": details}
 
 
 def _lines(finding: MachineFinding, width: int, colour: bool) -> Iterator[str]:

@@ -7,10 +7,6 @@ from hypothesis import strategies as st
 from harness.bits.errors import InventoryError, UsageError
 from harness.machine.gpu_selection import (
     SIM_CAPABILITY,
-    Auto,
-    Count,
-    Named,
-    Pretended,
     Selection,
     find_named,
     parse_selection,
@@ -24,16 +20,16 @@ VISIBLE = tuple(Device(n, uuid, uuid, "A") for n, uuid in enumerate(["GPU-aa0", 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("auto", Auto()),
-        ("none", Count(0)),
-        ("0", Count(0)),
-        (" 4 ", Count(4)),
-        ("3,", Named(("3",))),
-        ("0,2", Named(("0", "2"))),
-        ("00,GPU-b, MIG-GPU-x/1/0", Named(("0", "GPU-b", "MIG-GPU-x/1/0"))),
-        ("GPU-b", Named(("GPU-b",))),
-        ("as-is:0", Named(("0",), is_as_is=True)),
-        ("as-is:00,GPU-b,", Named(("0", "GPU-b"), is_as_is=True)),
+        ("auto", Selection()),
+        ("none", Selection(0)),
+        ("0", Selection(0)),
+        (" 4 ", Selection(4)),
+        ("3,", Selection(None, ("3",))),
+        ("0,2", Selection(None, ("0", "2"))),
+        ("00,GPU-b, MIG-GPU-x/1/0", Selection(None, ("0", "GPU-b", "MIG-GPU-x/1/0"))),
+        ("GPU-b", Selection(None, ("GPU-b",))),
+        ("as-is:0", Selection(None, ("0",), is_as_is=True)),
+        ("as-is:00,GPU-b,", Selection(None, ("0", "GPU-b"), is_as_is=True)),
     ],
 )
 def test_legal_texts(text: str, expected: Selection) -> None:
@@ -56,10 +52,9 @@ def test_an_illegal_text_says_itself_what_is_legal_and_the_remedy(text: str) -> 
 
 def pretended(text: str) -> list[tuple[str, str, float]]:
     selection = parse_selection(text)
-    assert isinstance(selection, Pretended)
-    assert [gpu.index for gpu in selection.gpus] == list(range(len(selection.gpus)))
-    assert {gpu.capability for gpu in selection.gpus} == {SIM_CAPABILITY}
-    return [(gpu.gpu_id, gpu.model, gpu.memory_gb) for gpu in selection.gpus]
+    assert [gpu.index for gpu in selection.simulated] == list(range(len(selection.simulated)))
+    assert {gpu.capability for gpu in selection.simulated} == {SIM_CAPABILITY}
+    return [(gpu.gpu_id, gpu.model, gpu.memory_gb) for gpu in selection.simulated]
 
 
 def test_pretended_cards() -> None:
@@ -77,7 +72,7 @@ def test_pretended_cards_are_as_many_as_asked_for(kinds: list[tuple[int, str]]) 
 
 
 def test_named_cards_are_found_in_the_order_they_were_named() -> None:
-    assert find_named(Named(("2", "GPU-aa0")), VISIBLE) == (2, 0)
+    assert find_named(Selection(None, ("2", "GPU-aa0")), VISIBLE) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -92,19 +87,19 @@ def test_named_cards_are_found_in_the_order_they_were_named() -> None:
 )
 def test_a_name_that_means_no_one_card(names: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(InventoryError, match=complaint):
-        find_named(Named(names), VISIBLE)
+        find_named(Selection(None, names), VISIBLE)
 
 
 def test_a_position_says_which_cards_there_are() -> None:
     with pytest.raises(InventoryError) as error:
-        find_named(Named(("7",)), VISIBLE)
+        find_named(Selection(None, ("7",)), VISIBLE)
     assert "GPU-b2" in error.value.legal
     with pytest.raises(InventoryError, match="no GPU 0") as error:
-        find_named(Named(("0",)), ())
+        find_named(Selection(None, ("0",)), ())
     assert "no GPU" in error.value.legal
 
 
 def test_a_card_in_mig_mode_stands_for_its_instances() -> None:
     instances = tuple(Device(0, "GPU-m", f"MIG-{n}", "M", f"MIG-GPU-m/{n}/0") for n in range(2))
-    assert find_named(Named(("GPU-m",)), (VISIBLE[2], *instances)) == (1, 2)
-    assert find_named(Named(("MIG-1",)), instances) == (1,)
+    assert find_named(Selection(None, ("GPU-m",)), (VISIBLE[2], *instances)) == (1, 2)
+    assert find_named(Selection(None, ("MIG-1",)), instances) == (1,)
