@@ -6,6 +6,8 @@ Who may import a package is in pyproject.toml, for import-linter; here are names
 from tests.architecture_rules import Owned
 
 SUPERVISOR = ("harness/process/supervisor/",)
+# The session that collects ends its standby, and ends where a file poisons it; the runner's side ends both.
+SESSION = ("harness/runner/sessions/collected_session.py", "harness/runner/sessions/suite.py")
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
     "harness/bits/redaction.py",  # what --no-redact says reaches every process that writes
@@ -56,17 +58,21 @@ OWNED = (
     Owned(
         "harness/",
         ("os.kill", "os.killpg", "signal.pidfd_send_signal", "signal.raise_signal"),
-        (*SUPERVISOR, "harness/lab/chaos/crash.py", "harness/recording/resumption_recorder.py"),
+        (*SUPERVISOR, *SESSION, "harness/lab/chaos/crash.py", "harness/recording/resumption_recorder.py"),
     ),
     # Fixtures end what they have started themselves: a user's pytest may have no supervisor above it.
-    Owned("harness/", (".kill()", ".terminate()", ".send_signal()"), (*SUPERVISOR, "harness/fixtures/children.py")),
+    Owned(
+        "harness/",
+        (".kill()", ".terminate()", ".send_signal()"),
+        (*SUPERVISOR, *SESSION, "harness/fixtures/children.py"),
+    ),
     # A rank leaves past torch's own exit, which aborts now and then.
-    Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, "harness/fixtures/child_main.py")),
+    Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, *SESSION, "harness/fixtures/child_main.py")),
     # The process of an entry has an exit status of its own. A program whose recorder was told to end it ends in order.
     Owned(
         "harness/",
         ("sys.exit", "builtins.SystemExit", "builtins.exit", "builtins.quit"),
-        ("harness/__main__.py", "harness/lab/experiment/scenario_main.py", "harness/recording/run_spec.py"),
+        ("harness/__main__.py", *SESSION, "harness/lab/experiment/scenario_main.py", "harness/recording/run_spec.py"),
     ),
     # One way to give a whole file its name. The others move directories, links and files that are held open.
     Owned(

@@ -23,6 +23,7 @@ INI = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytes
 MARK = "pytest.mark.full"
 
 WHOLLY_FULL = {
+    "tests/fixtures/test_left_behind.py": "tests/fixtures/test_ranks.py, which uses them once",
     "tests/lab/bisect/test_bisect_command.py": "tests/lab/bisect/test_revision_search.py, whose runs are played",
     "tests/lab/chaos/test_command.py": "tests/lab/chaos/test_executor.py, tests/lab/test_refusals.py",
     "tests/lab/test_scenario_replay.py": "tests/lab/test_replay_comparison.py, tests/lab/test_scenario_spec.py",
@@ -31,7 +32,7 @@ WHOLLY_FULL = {
     "tests/lab/reproduce/test_step_command.py": "tests/lab/reproduce/test_comparison.py, without a run",
     "tests/lab/gate/test_own_history.py": "tests/lab/gate/test_gate_command.py, on a smaller project",
     "tests/machine/doctor/test_bootstrap.py": "tests/machine/doctor/test_bootstrap_in_play.py, without a namespace",
-    "tests/machine/doctor/test_frozen_tmpdir.py": "tests/machine/doctor/test_doctor_directories.py, by pretence",
+    "tests/machine/doctor/test_frozen_tmpdir.py": "tests/machine/doctor/test_resources.py, by pretence",
     "tests/machine/network/test_namespaces.py": "tests/machine/network/test_preflight.py, without a namespace",
     "tests/machine/network/test_real_libraries.py": (
         "tests/machine/network/test_interface_rules.py, whose rules it confirms"

@@ -7,7 +7,7 @@
 It is plain pytest but for its run loop: what it configures, collects and selects is what pytest does, and reporters,
 the cache and the hooks of the suite see one session. With `--rlharness-serve=FD` it answers the runner on that socket,
 and writes to `--rlharness-found=FILE`, a JSON line each, what it imports before it does (`importing`, `imported`), and
-at last every file with its tests. `--rlharness-left-out=WHY:PATH` names a file that ended an earlier session.
+at last every file with its tests. `--rlharness-left-out=WHY:PATH` names a file that ended the session before.
 
 A file that does at its import what must not be shared (`fork_hazards`) poisons: the session ends, and the standby goes
 on without it. Such a file is collected late, by its own leader, which has its GPUs by then; the standby imports what is
@@ -514,7 +514,7 @@ class CollectedSession:
             if isinstance(error, pytest.exit.Exception) and error.returncode is not None:
                 status = error.returncode
             config.hook.pytest_keyboard_interrupt(excinfo=pytest.ExceptionInfo.from_exception(error))
-        except BaseException as error:
+        except BaseException as error:  # as pytest's own loop
             status = pytest.ExitCode.INTERNAL_ERROR
             config.notify_exception(pytest.ExceptionInfo.from_exception(error), config.option)
         session.exitstatus = status
