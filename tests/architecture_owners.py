@@ -32,7 +32,6 @@ PACKAGE_DATA = (  # files of an installed package
 )
 OPEN_ALREADY = (  # descriptors, and new files in directories that are this process's own
     *(
-        "harness/process/leaders_ahead.py",
         "harness/process/run_directory.py",
         "harness/runner/sessions/collected_session.py",
         "harness/runner/sessions/forked_tests.py",

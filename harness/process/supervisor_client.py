@@ -19,18 +19,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from harness.bits.errors import ExhaustedError, HarnessError
 from harness.bits.files import open_for_writing
 from harness.process.exhaustion import exhaustion_of
-from harness.process.leaders_ahead import LeadersAhead, Parent, Waiting
 from harness.process.scratch import require_proc
 from harness.process.supervisor import process_tree, rescue, syscalls
 from harness.process.supervisor.containment import BACKENDS, cgroup_home
-from harness.process.supervisor.fork_server import ForkServer, start_python
+from harness.process.supervisor.fork_server import Forked, ForkServer, start_python
 
 PROBE_S = 30.0
 LACKING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
@@ -90,6 +89,17 @@ class ProcessEnd:
     duration_s: float
 
 
+class Parent(Protocol):
+    """A process from which leaders are forked that share what it has imported."""
+
+    @property
+    def pid(self) -> int:
+        """Its number; 0 once it has ended."""
+
+    async def fork(self, stderr: int) -> Forked | None:
+        """Fork a supervisor, a child of this process; None where it cannot."""
+
+
 class Supervisor(Protocol):
     """Whatever can carry out an attempt."""
 
@@ -126,13 +136,11 @@ class Supervisors:
         self._live: dict[str, _Attempt] = {}
         self._staying: set[_Attempt] = set()
         self._fork_server = ForkServer()
-        self._ahead = LeadersAhead(backend, self._cgroup_prefix, self._unrelated_pids)
         self.parent: Parent | None = None
         """Where the leader of a spec with a `session` is forked from; None to start a program for each."""
 
     def close(self) -> None:
         """Make no more supervisors; those that stay with the unkillable are left to it."""
-        self._ahead.close()
         self._fork_server.close()
 
     async def run(self, spec: ProcessSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> ProcessEnd:
@@ -145,7 +153,7 @@ class Supervisors:
         self._live[spec.marker] = attempt
         cancelled: asyncio.CancelledError | None = None
         try:
-            await attempt.start(await self._supervisor(attempt))
+            attempt.start(*await self._supervisor(attempt))
             while not attempt.ended.done():
                 try:
                     await asyncio.shield(attempt.ended)
@@ -177,25 +185,20 @@ class Supervisors:
         attempt = self._live.get(marker)
         return attempt.pid if attempt is not None and attempt.is_open else 0
 
-    async def _supervisor(self, attempt: "_Attempt") -> Waiting:
-        """Return a supervisor for an attempt: the one that waits if it is as one forked now would be."""
+    async def _supervisor(self, attempt: "_Attempt") -> tuple[Forked, bool]:
+        """Return a supervisor for an attempt, and whether it was forked from the parent."""
         spec, parent = attempt.spec, self.parent
         with open_for_writing(os.path.join(spec.directory, "supervisor.log")) as file:
             log = file.fileno()
-            if parent is not None and spec.session is not None:
-                waiting = self._ahead.take()
-                if waiting is None and (forked := await parent.fork(log)) is not None:
-                    waiting = Waiting(forked, attempt.means.cgroup)
-                if waiting is not None:
-                    self._ahead.fork_next(parent)
-                    return waiting
-            return Waiting(self._fork_server.fork(log), attempt.means.cgroup, is_parents=False)
+            if parent is not None and spec.session is not None and (forked := await parent.fork(log)) is not None:
+                return forked, True
+            return self._fork_server.fork(log), False
 
     def _unrelated_pids(self) -> frozenset[int]:
         """The fork server and the supervisors that live: no orphans of a lost one."""
         open_ones = (attempt.pid for attempt in (*self._live.values(), *self._staying) if attempt.is_open)
         parent = (self.parent.pid,) if self.parent is not None and self.parent.pid else ()
-        return frozenset((self._fork_server.pid, *parent, *self._ahead.pids, *open_ones))
+        return frozenset((self._fork_server.pid, *parent, *open_ones))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +243,9 @@ class _Attempt:
         self._finished: ProcessEnd | None = None
         self._bug: Exception | None = None
 
-    async def start(self, supervisor: Waiting) -> None:
+    def start(self, forked: Forked, is_parents: bool) -> None:
         """Give its order to the supervisor."""
         spec = self.spec
-        self.means = replace(self.means, cgroup=supervisor.cgroup)
         order = {
             "argv": list(spec.argv),
             "cwd": spec.cwd,
@@ -258,9 +260,9 @@ class _Attempt:
             "tier": self.means.backend,
             "cgroup": self.means.cgroup,
             "py_spy": self.means.py_spy,
-            "session": spec.session if supervisor.is_parents else None,
+            "session": spec.session if is_parents else None,
         }
-        self.pid, self._stdin, self._stdout = supervisor.forked
+        self.pid, self._stdin, self._stdout = forked
         self.is_open = True
         process = process_tree.read_process(self.pid)  # cannot be gone: it has not been reaped
         self._start_ticks = process.start_ticks if process else 0

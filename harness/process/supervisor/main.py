@@ -36,7 +36,6 @@ from harness.process.supervisor.fork_server import serve
 
 POLL_S = 0.2  # how often the report is read and limits are looked at
 KILL_ROUND_S = 0.05
-WAITING_ROUND_S = 0.002  # the same, for a leader that has no order yet
 UNKILLABLE_POLL_S = 1.0
 PROBE_S = 5.0
 PROBE_ROUND_S = 0.002
@@ -80,18 +79,10 @@ class Attempt:
         self.orders_rest = b""
         self.orders_open = True
 
-    def start(self, waiting: int | None = None) -> None:
-        """Fork the leader, or give its order to one that waits for it at the pipe `waiting`, and say so."""
-        order = self.order
+    def start(self) -> None:
+        """Fork the leader, and say so."""
         self.read_report(self.started_s)  # opened before the tests can put anything in its place
-        if waiting is not None:
-            self.containment.reap()
-        if waiting is None or self.containment.leader_status is not None:  # one that waited may have been killed
-            self.containment.leader_status, self.containment.is_gone = None, False
-            self.containment.spawn(lambda: become_leader(order, self.lead))
-        else:
-            with contextlib.suppress(OSError), open(waiting, "wb") as pipe:
-                pipe.write(json.dumps(order).encode() + b"\n")
+        self.containment.spawn(lambda: become_leader(self.order, self.lead))
         say({"e": "started"})
 
     def step(self) -> bool:
@@ -325,32 +316,14 @@ def main() -> None:
 
 
 def supervise(lead: Lead | None = None) -> None:
-    """The life of a supervisor: read one order from stdin, carry it out. `lead` is the leader of an order to fork.
-
-    An order without a command comes first where the leader is to be forked, and held, ahead of its order.
-    """
+    """The life of a supervisor: read one order from stdin, carry it out. `lead` is the leader of an order to fork."""
     line, rest = read_line(b"")
-    order = json.loads(line) if line else None
-    if order is None:
+    if not line:
         return  # the runner went before it had given its order: nothing was started
+    order = json.loads(line)
     containment = make_containment(order["tier"], order["cgroup"])
     try:
-        if "argv" in order:
-            run(order, rest, containment, lead)
-            return
-        waiting_read, waiting = os.pipe()
-        containment.spawn(lambda: wait_for_order(waiting_read, waiting, lead))
-        os.close(waiting_read)
-        line, rest = read_line(rest)
-        if line:
-            order = json.loads(line)
-            take_over_log(order["directory"])
-            run(order, rest, containment, lead, waiting)
-            return
-        while not containment.is_gone:
-            containment.kill()
-            select.select([], [], [], WAITING_ROUND_S)
-            containment.reap()
+        run(order, rest, containment, lead)
     finally:
         containment.close()
 
@@ -366,26 +339,8 @@ def read_line(text: bytes) -> tuple[bytes, bytes]:
     return line, rest
 
 
-def take_over_log(directory: str) -> None:
-    """Complain in the attempt's own file from now on."""
-    with open_for_writing(os.path.join(directory, "supervisor.log"), appends=True) as log:
-        os.dup2(log.fileno(), 2)
-
-
-def wait_for_order(pipe: int, its_other_end: int, lead: Lead | None) -> NoReturn:
-    """In a leader that was forked ahead: read its order, one line, and carry it out."""
-    os.close(its_other_end)
-    with open(pipe, "rb") as file:
-        text = file.readline()
-    if not text:
-        os._exit(127)
-    become_leader(json.loads(text), lead)
-
-
-def run(
-    order: dict[str, Any], orders_rest: bytes, containment: Containment, lead: Lead | None, waiting: int | None = None
-) -> None:
-    """Carry out one order, with the leader that waits for it at a pipe where there is one."""
+def run(order: dict[str, Any], orders_rest: bytes, containment: Containment, lead: Lead | None) -> None:
+    """Carry out one order."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
@@ -393,7 +348,7 @@ def run(
         signal.signal(signum, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     attempt = Attempt(order, containment, SystemClock(), lead)
-    attempt.start(waiting)
+    attempt.start()
     attempt.take_requests(orders_rest)
     while not attempt.step():
         attempt.wait(wake_read)
