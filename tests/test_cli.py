@@ -130,20 +130,17 @@ def test_a_path_that_is_not_there_is_named(suite: Path, capsys: pytest.CaptureFi
     assert "  remedy: " in err
 
 
-@pytest.mark.full
-def test_a_package_that_hides_ours_is_refused_unless_the_path_is_safe(suite: Path) -> None:
-    write_suite(suite, {"harness/__init__.py": "raise RuntimeError('the wrong one')\n"})
+@pytest.mark.parametrize("options", [(), pytest.param(("--isolate", "interpreter"), marks=pytest.mark.full)])
+def test_a_project_with_a_package_of_our_name_runs_its_own(suite: Path, options: tuple[str, ...]) -> None:
+    theirs = "import harness.plugin\ndef test_theirs(): assert harness.plugin.MINE == 1\n"
+    write_suite(suite, {"harness/__init__.py": "", "harness/plugin.py": "MINE = 1\n", "test_theirs.py": theirs})
     code = (
         "from harness.cli.main import main; import sys; sys.exit(main())"  # as the entry point, which has a safe path
     )
-    command = [sys.executable, "-P", "-c", code, "run", "--gpus", "none"]
-    env = environment()
-    hidden = subprocess.run(command, cwd=suite, env=env, capture_output=True, text=True, check=False)
-    assert hidden.returncode == ExitCode.USAGE_ERROR
-    assert f"error: {suite}/harness/__init__.py would be imported instead of rlharness's own package" in hidden.stderr
-    safe = subprocess.run([*command, "--safe-path"], cwd=suite, env=env, capture_output=True, text=True, check=False)
-    assert (safe.returncode, safe.stderr) == (ExitCode.OK, "")
-    assert "1 unit: 1 passed" in safe.stdout
+    command = [sys.executable, "-P", "-c", code, "run", "--gpus", "none", *options, "test_theirs.py"]
+    done = subprocess.run(command, cwd=suite, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (ExitCode.OK, "")
+    assert "1 unit: 1 passed" in done.stdout
 
 
 @pytest.mark.parametrize("arg", ["--co", "--collect-only", "-h", "--version", "--pdb", "--trace"])

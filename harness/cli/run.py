@@ -1,6 +1,7 @@
 """`rlharness run`: run a suite of tests. The options of the suite are those of `rlharness plan` too."""
 
 from dataclasses import fields, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +138,10 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     from harness.runner.reruns.resuming import find_run
     from harness.runner.schedule.sharding import parse_shard
     from harness.runner.selections import split_selections
+    from harness.runner.sessions.plugin_names import PLUGIN
 
     hidden_by = shadowing(invocation.cwd)
-    if hidden_by and not given["safe_path"]:
+    if hidden_by and not given["safe_path"] and not entry_points(group="pytest11", name=PLUGIN):
         what = f"{hidden_by} would be imported instead of rlharness's own package"
         raise UsageError(what, remedy="add --safe-path (pytest then starts without the working directory on sys.path)")
     selecting = [

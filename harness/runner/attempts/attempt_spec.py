@@ -14,7 +14,7 @@ from harness.runner.report_file import ListedTest
 from harness.runner.reruns.retries import Retries
 from harness.runner.schedule.leases import Lease
 from harness.runner.selections import split_node_id, split_selections
-from harness.runner.sessions.plugin_names import FORKED_TESTS, OWN_COVERAGE, XDIST, odd_name_plugins
+from harness.runner.sessions.plugin_names import FORKED_TESTS, OWN_COVERAGE, XDIST, odd_name_plugins, plugin_arguments
 from harness.runner.sessions.pytest_command import pytest_command
 from harness.runner.sessions.suite import Suite
 from harness.runner.units import Unit, files_of
@@ -75,17 +75,17 @@ class AttemptSpecs:
         is_measured = self.collected.coverage is not None
         own_file = {COVERAGE_FILE: str(directory / ".coverage")} if is_measured else {}
         grace_s = self.options.grace_s if self.options.isolate == "test" else None
+        plugins = [XDIST, *odd_name_plugins(paths, invocation.cwd)]
+        plugins += [OWN_COVERAGE] * is_measured + [FORKED_TESTS] * (grace_s is not None)
         env = self._env(lease, str(tmpdir), self.marker(number)) | own_file
         files = tuple(dict.fromkeys(split_node_id(each, self.collected.rootdir)[0] for each in asked))
         return ProcessSpec(
             argv=(
                 *pytest_command(self.options),
-                *(word for name in ("harness.plugin", XDIST) for word in ("-p", name)),
-                *(word for name in odd_name_plugins(paths, invocation.cwd) for word in ("-p", name)),
+                *plugin_arguments(plugins, invocation.cwd, is_safe=self.options.safe_path),
                 *(f"--rlharness-report={report}", f"--basetemp={basetemp}"),
-                *(("-p", OWN_COVERAGE) if is_measured else ()),
                 *(() if is_named else ("--rlharness-as-found",)),
-                *(("-p", FORKED_TESTS, f"--rlharness-fork-tests={grace_s}") if grace_s is not None else ()),
+                *((f"--rlharness-fork-tests={grace_s}",) if grace_s is not None else ()),
                 *invocation.trailing,
                 *self.collected.pytest_args,
                 *paths,

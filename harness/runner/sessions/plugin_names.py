@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.process.invocation import shadowing
+from harness.recording.private_package import private
 from harness.runner.selections import is_oddly_named, split_node_id
 
+PLUGIN = "harness.plugin"
 XDIST = "harness.runner.sessions.xdist_fixtures"
 """Replaces pytest-xdist."""
 FORKED_TESTS = "harness.runner.sessions.forked_tests"
@@ -20,3 +23,14 @@ ODD_NAMES = "harness.runner.sessions.odd_names"
 def odd_name_plugins(arguments: Sequence[str], cwd: Path) -> tuple[str, ...]:
     """Return the plugin that a pytest with these paths and node ids needs; none for most."""
     return (ODD_NAMES,) if any(is_oddly_named(split_node_id(each, cwd)[0]) for each in arguments) else ()
+
+
+def plugin_arguments(names: Sequence[str], cwd: Path, *, is_safe: bool) -> tuple[str, ...]:
+    """Return the arguments with which pytest loads these plugins, PLUGIN first.
+
+    Where a project has a module `harness` of its own, and pytest the working directory on its path (not `is_safe`),
+    PLUGIN is found by its entry point, and makes ours importable under a private name.
+    """
+    is_hidden = not is_safe and bool(shadowing(cwd))
+    shown = (private(name) if is_hidden else name for name in names)
+    return tuple(word for name in (PLUGIN, *shown) for word in ("-p", name))
