@@ -87,7 +87,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", "timeout(seconds): time limit of the test, spelled as in pytest-timeout.")
     path = config.getoption("rlharness_report")
     if path and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Reporter(os.path.abspath(path), config), "rlharness-reporter")
+        reporter = Reporter(config)
+        config.pluginmanager.register(reporter, "rlharness-reporter")
+        reporter.begin(os.path.abspath(path))
 
 
 class NoTestModule(pytest.File):
@@ -276,14 +278,18 @@ def gpu_ids(request: pytest.FixtureRequest) -> tuple[str, ...]:
 class Reporter:
     """Writes the report of one pytest session; never the reason why a test fails."""
 
-    def __init__(self, path: str, config: pytest.Config) -> None:
-        self._path, self._config = path, config
-        self._pid, self._file, self._stopped = _getpid(), -1, False
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._path, self._pid, self._file, self._stopped = "", 0, -1, False
         self._identity: tuple[int, int] | None = None
         self._session: pytest.Session | None = None
         self._timeouts_s: dict[str, float | None] = {}
         self.num_deselected = 0
         self._reports: dict[str, list[tuple[str, pytest.TestReport]]] = {}
+
+    def begin(self, path: str) -> None:
+        """Begin the report in the file `path`."""
+        self._path, self._pid = path, _getpid()
         self.write("hello", version=VERSION, pid=self._pid)
 
     def write(self, kind: str, **fields: object) -> None:

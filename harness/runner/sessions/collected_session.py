@@ -67,9 +67,9 @@ MAX_AHEAD = 1000
 MAX_ORDER_BYTES = 1 << 18
 REPORTING = (
     *("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish", "pytest_warning_recorded"),
-    *("pytest_sessionfinish", "pytest_terminal_summary", "pytest_keyboard_interrupt"),
+    "pytest_keyboard_interrupt",
 )
-"""Hooks that the session calls for its leaders."""
+"""Hooks that the session calls for its leaders, beside those at its end."""
 UNWRITABLE = "the list of test files cannot be written"
 """Begin of pytest's error where FILE cannot be written."""
 INSTALLED = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
@@ -143,6 +143,8 @@ class CollectedSession:
         """What nothing can be forked for: plugins and conftest files have done it, or too many files."""
         self._maxfail = 0
         self._items: dict[str, pytest.Item] = {}
+        self._of_leaders: list[tuple[Any, list[Any]]] = []
+        """Hooks, with the implementations that a leader calls."""
         self._coverage = own_coverage.combine_options(options), own_coverage.threshold(options)
         # pytest has no hook around the import of a conftest, and stops altogether where one fails that it imports
         # early (pytest-dev/pytest#12690). Until it goes on, its one method that imports them is wrapped.
@@ -385,6 +387,7 @@ class CollectedSession:
         self._note_all(session)
         self.session = session
         self._items = {item.nodeid: item for item in session.items}
+        self._prepare_leaders()
         self._parent_state.take([self._socket.fileno(), self._found])
         serve(self._socket, lambda: supervise(self.lead), self._answer)
         gc.unfreeze()
@@ -393,6 +396,24 @@ class CollectedSession:
         if session.shouldstop:
             raise session.Interrupted(session.shouldstop)
         return True
+
+    def _prepare_leaders(self) -> None:
+        """Decide once which hooks a leader calls: those of REPORTING for its reporter and the terminal alone."""
+        manager = self.config.pluginmanager
+        self.reporter = Reporter(self.config)
+        manager.register(self.reporter, "rlharness-reporter")
+        kept = [manager.get_plugin(name) for name in ("session", "runner", "logging-plugin", "terminalreporter")]
+        kept.append(self.reporter)
+        for caller in manager.get_hookcallers(self.reporter) or ():
+            found = caller.get_hookimpls()
+            if caller.name in REPORTING:
+                found = [each for each in found if any(each.plugin is plugin for plugin in kept)]
+            self._of_leaders.append((caller, found))
+            caller._remove_plugin(self.reporter)
+        for name in ("pytest_sessionfinish", "pytest_terminal_summary"):
+            caller = getattr(self.config.hook, name)
+            found = [each for each in caller.get_hookimpls() if any(each.plugin is plugin for plugin in kept)]
+            self._of_leaders.append((caller, found))
 
     def _answer(self, request: bytes) -> bytes:
         """Have pytest hear what became of a unit: the reports of its attempts, and tests that have none."""
@@ -480,8 +501,14 @@ class CollectedSession:
         factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]
         factory._basetemp, factory._given_basetemp = None, Path(asked["basetemp"])
         config.option.rlharness_report = asked["report"]
-        reporter = Reporter(asked["report"], config)
-        _report_to(config, reporter)
+        reporter = self.reporter
+        for caller, implementations in self._of_leaders:
+            caller._hookimpls[:] = implementations
+            if caller.is_historic():
+                caller._call_history.clear()
+        if terminal := config.pluginmanager.get_plugin("terminalreporter"):
+            terminal.stats, terminal._main_color = {}, None
+        reporter.begin(asked["report"])
         config.stash[cast(Any, xml_key)] = _SuiteProperties(reporter)
         session.testsfailed = 0
         reporter.pytest_sessionstart(session)
@@ -589,23 +616,6 @@ def _captured(config: pytest.Config) -> list[Any]:
 
 def _files_of(stream: Any) -> tuple[int, int]:
     return stream.tmpfile.fileno(), stream.targetfd_save
-
-
-def _report_to(config: pytest.Config, reporter: Reporter) -> None:
-    """In a leader: have the hooks of REPORTING called for the reporter and the terminal alone."""
-    manager = config.pluginmanager
-    terminal: Any = manager.get_plugin("terminalreporter")
-    kept = [manager.get_plugin(name) for name in ("session", "runner", "logging-plugin")] + [terminal]
-    for name in REPORTING:
-        caller = getattr(config.hook, name)
-        for implementation in caller.get_hookimpls():
-            if not any(implementation.plugin is each for each in kept):
-                caller._remove_plugin(implementation.plugin)
-        if caller.is_historic():
-            caller._call_history.clear()
-    manager.register(reporter, "rlharness-reporter")
-    if terminal is not None:
-        terminal.stats, terminal._main_color = {}, None
 
 
 def _names(text: str, nodeid: str, config: pytest.Config) -> bool:

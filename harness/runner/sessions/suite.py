@@ -26,7 +26,6 @@ from harness.bits.redaction import redact_text
 from harness.bits.text import one_line
 from harness.process.child_env import child_env
 from harness.process.clock import SystemClock
-from harness.process.daemon_thread import in_daemon_thread
 from harness.process.exhaustion import MAKE_ROOM, shortage_at
 from harness.process.growing_file import GrowingFile, GrowingLines
 from harness.process.program_output import json_objects
@@ -375,18 +374,15 @@ class Suite:
         if self._why_lost is not None:
             return ""
         request = json.dumps({"reports": [str(path) for path in reports], "lost": dict(lost)}).encode()
-
-        def ask() -> bytes:
-            self._socket.settimeout(REPLAY_S)
-            self._socket.send(request)
-            return self._socket.recv(MAX_ANSWER_BYTES)
-
+        loop = asyncio.get_running_loop()
         async with self._lock:
             try:
-                answer = await in_daemon_thread(ask, limit_s=REPLAY_S + 1)
+                self._socket.setblocking(False)
+                await loop.sock_sendall(self._socket, request)
+                answer = await asyncio.wait_for(loop.sock_recv(self._socket, MAX_ANSWER_BYTES), REPLAY_S)
                 if not answer:
                     raise ConnectionResetError(f"it ended: {self._last_line()}")
-            except OSError as error:
+            except OSError as error:  # TimeoutError is one
                 self._lose(NotForked.LOST, error)
                 return ""
         return str(json.loads(answer)["stop"])
