@@ -174,7 +174,7 @@ class CollectedSession:
             return self._conftests[str(path)]
         if str(path) in self.left_out:
             return self._replaced(path)
-        self.note("importing", path=str(path))
+        self.note("importing", path=str(path), log=os.fstat(1).st_size)
         try:
             module = self._import(path, *args, **kwargs)
         except KeyboardInterrupt:
@@ -227,7 +227,7 @@ class CollectedSession:
         if self.why_left_out(path):  # this process is the standby, which was woken
             return (yield)
         before, modules = len(self._watch.reads), len(sys.modules)
-        self.note("importing", path=str(path))
+        self.note("importing", path=str(path), log=os.fstat(1).st_size)
         try:
             report = yield
         except (SystemExit, KeyboardInterrupt, pytest.exit.Exception):  # which would end pytest: it is this file's end

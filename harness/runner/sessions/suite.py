@@ -219,10 +219,8 @@ class Suite:
         for record in json_objects(b"\n".join(lines).decode("utf-8", "replace")):
             self._since_s = self._clock.monotonic_s()
             match record:
-                case {"k": "importing", "path": str(path)}:
-                    self._at = path
-                    with suppress(OSError):
-                        self._log_at = self.log.stat().st_size
+                case {"k": "importing", "path": str(path), "log": int(start)}:
+                    self._at, self._log_at = path, start
                 case {"k": "imported"}:
                     self._at = ""
                 case {"k": "standby", "pid": int(pid)}:
