@@ -7,7 +7,7 @@ Each trial starts `rlharness run` on files that sleep, fork, leave daemons runni
 random moment from the first import to past the end. Then it does one of these:
 
 - an interrupt: SIGINT, SIGINT twice, SIGTERM or SIGHUP to the runner;
-- a kill: SIGKILL to the runner, to a supervisor or what forks them, to the warm session, or to the leader of a unit;
+- a kill: SIGKILL to the runner, a supervisor or what forks them, the session that collects, or the leader of a unit;
 - a full disk: it fills the file system of the run's directory, of its temporary directories, or of both and the suite.
 
 After a SIGKILL of the runner, another run in the same directory must pass and remove what the first one left. Exit
@@ -64,7 +64,7 @@ def test_deaf():
     time.sleep({s})
 """
 INTERRUPTS = ("SIGINT", "SIGINT twice", "SIGTERM", "SIGHUP")
-KILLS = ("SIGKILL", "SIGKILL a supervisor", "SIGKILL the warm session", "SIGKILL a leader")
+KILLS = ("SIGKILL", "SIGKILL a supervisor", "SIGKILL the session", "SIGKILL a leader")
 FULL_DISKS = ("full disk: run directory", "full disk: temporary directories", "full disk: both and the suite")
 KINDS = (*INTERRUPTS, *KILLS)
 DEFAULT_SIGNALS = ("env", "--default-signal=INT,HUP,TERM")
@@ -143,14 +143,14 @@ def is_of_attempt(pid: int) -> bool:
 
 
 def victims(runner_pid: int, token: str, kind: str) -> list[int]:
-    """Return the processes that `kind` may kill. Only tests and the warm session carry the marker of an attempt."""
+    """Return the processes that `kind` may kill. Only tests and the session carry the marker of an attempt."""
     found = []
     for pid in living(token):
         is_child = state_and_parent(pid)[1] == runner_pid
         is_marked = is_of_attempt(pid)
         wanted = {
             "SIGKILL a supervisor": not is_marked and pid != runner_pid,
-            "SIGKILL the warm session": is_marked and is_child,
+            "SIGKILL the session": is_marked and is_child,
             "SIGKILL a leader": is_marked and not is_child,
         }
         if wanted[kind]:

@@ -1,10 +1,10 @@
 """Test suites of other projects, run by pytest, by pytest-xdist and by rlharness in each isolation mode.
 
-    python tests/benchmarks/real_suites.py [--only toolz] [--isolate file worker] [--work DIR]
+    python tests/benchmarks/real_suites.py [--only toolz] [--isolate file test] [--work DIR]
 
 Each suite is run by plain `pytest`, `pytest -n 2 --dist loadfile` and `pytest -n 2`; then by `rlharness run` in each
 isolation mode: `file` twice, the second time with a history. The ratios are of wall times: `file` and `interpreter`
-over `--dist loadfile`, `worker` over `-n 2`; of `test`, the milliseconds that a test takes more than with plain pytest.
+over `--dist loadfile`; of `test`, the milliseconds that a test takes more than with plain pytest.
 
 The source distributions are downloaded, and each is installed into an environment of its own, so the benchmark needs a
 package registry and some minutes; it is no part of the test run. Exit status 1 if rlharness reports a different outcome
@@ -12,8 +12,8 @@ than pytest for a test.
 
 A test may depend on what another file did in the same process, and have a different outcome if its file has a process
 to itself. So if the whole suite and rlharness differ, pytest runs that file alone, and rlharness must report the same
-outcomes; such tests are counted under "lean". Mode `worker` runs files one after another in a process: there, either
-outcome counts. The tests that lean in mode `test` are those of files whose tests depend on each other.
+outcomes; such tests are counted under "lean". The tests that lean in mode `test` are those of files whose tests depend
+on each other.
 """
 
 import argparse
@@ -61,7 +61,7 @@ SUITES = (
     Suite("packaging", "26.3", ("tests",), ("hypothesis", "pretend", "tomli-w")),
     Suite("mistune", "3.4.0", ("tests",)),
     Suite("werkzeug", "3.1.9", ("tests",), ("ephemeral-port-reserve", "watchdog", "cryptography", "pytest-timeout")),
-    # Measured before files were forked from a warm session; click and astroid have files that lean on others.
+    # Measured before; click and astroid have files that lean on others.
     Suite("attrs", "26.1.0", ("tests",), ("hypothesis", "cloudpickle", "pympler"), False),
     Suite("jinja2", "3.1.6", ("tests",), ("trio",), False),
     Suite("click", "8.5.1", ("tests",), (), False),
@@ -189,8 +189,6 @@ def ratio(column: str, runs: Mapping[str, Measured]) -> str:
     wall_s, plain = runs[column].wall_s, runs["pytest"]
     if column == "test":
         return f"{1e3 * (runs[column].cpu_s - plain.cpu_s) / max(1, plain.outcomes.total()):+.0f} ms a test"
-    if column == "worker":
-        return f"{wall_s / runs['-n 2'].wall_s:.2f}"
     return f"{wall_s / runs['-n 2 loadfile'].wall_s:.2f}" if column not in ("pytest", "-n 2", "-n 2 loadfile") else ""
 
 
@@ -205,11 +203,7 @@ def compare(suite: Suite, work: Path, modes: Sequence[str]) -> tuple[str, list[s
     expected = together.copy()
     for number, path in enumerate(sorted(leaning)):
         expected += place.pytest(f"alone-{number}", path=path).outcomes
-    different = sorted(
-        f"{name}: {line}"
-        for name, found in ours.items()
-        for line in differences(in_either(plain, expected, found) if name == "worker" else expected, found)
-    )
+    different = sorted(f"{name}: {line}" for name, found in ours.items() for line in differences(expected, found))
     by_outcome = Counter[str]()
     for (_, outcome), count in plain.items():
         by_outcome[outcome] += count
@@ -232,15 +226,6 @@ def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
-def in_either(plain: Outcomes, alone: Outcomes, found: Outcomes) -> Outcomes:
-    """Return the outcomes of the whole suite for tests that have them in `found`, else those of their file alone."""
-    as_whole = {nodeid for nodeid, outcome in found if plain[nodeid, outcome] == found[nodeid, outcome]}
-    return Counter(
-        {key: count for key, count in plain.items() if key[0] in as_whole}
-        | {key: count for key, count in alone.items() if key[0] not in as_whole}
-    )
-
-
 def symmetric(one: Outcomes, other: Outcomes) -> Outcomes:
     """What only one of them has."""
     return (one - other) + (other - one)
@@ -257,7 +242,7 @@ def main() -> int:
     """Compare the suites and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[suite.name for suite in (*SUITES, TORCH)], action="append")
-    parser.add_argument("--isolate", nargs="+", default=["file", "worker", "test"], help="isolation modes to measure")
+    parser.add_argument("--isolate", nargs="+", default=["file", "test"], help="isolation modes to measure")
     parser.add_argument("--work", type=Path, help="where to keep sources, environments and logs; must be empty")
     args = parser.parse_args()
     pins = (ROOT / "constraints.txt").read_text("utf-8").splitlines()

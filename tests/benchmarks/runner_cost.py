@@ -220,7 +220,7 @@ def bare(suite: Suite, environment: Mapping[str, str], files: list[Path]) -> Use
 def run_options(args: argparse.Namespace, junit: Path) -> list[str]:
     """The runner's arguments: GPUs that are pretended, every report on."""
     options = ["run", "--gpus", f"sim:{NUM_GPUS}", "--cpu-units", str(args.cpu_units), "--plain"]
-    return [*options, "--containment", args.backend, "--junit", str(junit)]
+    return [*options, "--isolate", "interpreter", "--containment", args.backend, "--junit", str(junit)]
 
 
 def figures(suite: Suite, args: argparse.Namespace) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Stands in for pytest where only the runner's own cost is of interest: put first on PYTHONPATH, `python -m pytest`
 runs this file. It writes the report of a file whose tests all pass, waits, and ends.
 
-Asked to collect, it makes way for the real pytest. Either way its last deed is to note, in the file named by
-RLH_STAND_IN_COSTS, what it was and how much processor time it has used, so that this can be taken off the bill.
+As the session that collects, it makes way for the real pytest. Either way its last deed is to note, in the file named
+by RLH_STAND_IN_COSTS, what it was and how much processor time it has used, so that this can be taken off the bill.
 """
 
 import json
@@ -58,7 +58,7 @@ def collect() -> NoReturn:
 
 
 if __name__ == "__main__":
-    if "--collect-only" in sys.argv:
+    if option("--rlharness-serve"):
         collect()
     report(option("--rlharness-report"), sys.argv[-1])
     end("unit", 0)
