@@ -73,6 +73,8 @@ REPORTING = (
 UNWRITABLE = "the list of test files cannot be written"
 """Begin of pytest's error where FILE cannot be written."""
 INSTALLED = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+TUPLES = ("location", "longrepr", "user_properties", "sections")
+"""Attributes of a report that are tuples, or lists of them."""
 KEY = pytest.StashKey["CollectedSession"]()
 
 
@@ -449,7 +451,8 @@ class CollectedSession:
                     when, outcome, *times = each
                     made = pytest.TestReport(nodeid, location, keywords, outcome, None, when, (), *times)
                 else:
-                    made = self.config.hook.pytest_report_from_serializable(config=self.config, data=each)
+                    data = {name: _tupled(value) if name in TUPLES else value for name, value in each.items()}
+                    made = self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
                 hook.pytest_runtest_logreport(report=made)
         hook.pytest_runtest_logfinish(nodeid=nodeid, location=location)
 
@@ -573,6 +576,12 @@ class _SuiteProperties:
 
     def add_attribute(self, name: str, value: object) -> None:
         """Leave out an attribute of a test."""
+
+
+def _tupled(value: Any) -> Any:
+    """A value of a report as pytest made it: JSON has no tuples."""
+    rows = [tuple(row) if isinstance(row, list) else row for row in value] if isinstance(value, list) else value
+    return tuple(rows) if isinstance(rows, list) and not any(isinstance(row, tuple) for row in rows) else rows
 
 
 def _is_installed(module: str) -> bool:

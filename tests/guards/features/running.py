@@ -123,6 +123,14 @@ def tests_of(seen: Seen) -> set[str]:
     return set(re.findall(r'<testcase name="([^"]+)"', seen.read("out/junit.xml")))
 
 
+SESSION = ".rlharness/runs/latest/session.log"
+
+
+def outputs(seen: Seen) -> list[str]:
+    """What the files of the latest run printed."""
+    return [path.read_text("utf-8") for path in seen.at.glob(".rlharness/runs/latest/units/*/output.log")]
+
+
 OPTIONS = Run(
     name="run-options",
     is_quick=True,
@@ -139,7 +147,7 @@ OPTIONS = Run(
 AGAIN = Run(
     name="run-again",
     is_quick=True,
-    command=("run", "tests", "--gpus=none", "--retries=1", "--json"),
+    command=("run", "tests", "--gpus=none", "--retries=1", "-v", "--json"),
     files={"tests/test_flaky.py": _FLAKY, "tests/test_fine.py": "def test_fine(): pass\n"},
 )
 FIRST = Run(
@@ -163,12 +171,12 @@ RESUMED = Run(
 )
 SHARD = Run(
     name="run-shard",
-    command=("run", "tests", "--gpus=sim:4", "--shard=1/2", "--workers-per-gpu=2", "--json"),
-    files={f"tests/test_{name}.py": "def test_it(): pass\n" for name in "abcd"},
+    command=("run", "tests", "--gpus=sim:4", "--shard=1/2", "--workers-per-gpu=2", "-s", "--json"),
+    files={f"tests/test_{name}.py": "def test_it(): print('heard')\n" for name in "abcd"},
 )
 LEANS = Run(
     name="run-leaning",
-    command=("run", "tests", "--gpus=sim:1", "--check-leaning", "--allow-missing-gpus", "--json"),
+    command=("run", "tests", "--gpus=sim:1", "--check-leaning", "--allow-missing-gpus", "-q", "--json"),
     files={**LEANING, "tests/test_wide.py": _GPU.format(8)},
     config={"leaning": '"report"'},
 )
@@ -230,6 +238,9 @@ FEATURES = (
         plain_pytest("tests/test_state.py"),
     ),
     _option("--retries", "a flaky file", lambda s: unit(s, "flaky")["outcome"] == "flaky", AGAIN),
+    _option("-v", "a line for each test", lambda s: "test_fine.py::test_fine PASSED" in s.read(SESSION), AGAIN),
+    _option("-s", "what a passing test prints", lambda s: any("heard" in each for each in outputs(s)), SHARD),
+    _option("-q", "no head", lambda s: "passed" in s.read(SESSION) and "platform" not in s.read(SESSION), LEANS),
     _option("--failed-first", "the failed file first", lambda s: started(s)[0] == "tests/test_z.py", FIRST),
     _option("-x", "a file that did not start", lambda s: s.code == 1 and len(started(s)) < 3, FIRST),
     _option(

@@ -142,21 +142,23 @@ def test_x_ends_the_run_as_it_ends_pytest(tmp_path: Path) -> None:
 
 def test_reports_that_pytest_writes_have_all_tests(tmp_path: Path) -> None:
     files = {
-        "pytest.ini": "[pytest]\naddopts = --junitxml=report.xml --durations=5 -W ignore::UserWarning\n",
+        "pytest.ini": "[pytest]\naddopts = -rs --junitxml=report.xml --durations=5 -W ignore::UserWarning\n",
         "test_a.py": "def test_a(record_property): record_property('k', 'v'); assert 0\n",
         "test_b.py": "import os\ndef test_b(): os._exit(7)\ndef test_c(): pass\n",
+        "test_s.py": "import pytest\n@pytest.mark.skip(reason='why')\ndef test_s(): pass\n",
     }
     done = run(write_suite(tmp_path, files), "run", "--gpus", "none")
     found = {
         case.get("name"): [child.tag for child in case] for case in ET.parse(tmp_path / "report.xml").iter("testcase")
     }
-    assert found == {"test_a": ["properties", "failure"], "test_b": ["failure"], "test_c": []}
+    assert found == {"test_a": ["properties", "failure"], "test_b": ["failure"], "test_c": [], "test_s": ["skipped"]}
     assert json.loads((tmp_path / ".pytest_cache/v/cache/lastfailed").read_text()).keys() == {
         "test_a.py::test_a",
         "test_b.py::test_b",
     }
     log = (done.record / "session.log").read_text()
-    assert "slowest 5 durations" in log and "2 failed, 1 passed" in log
+    assert "slowest 5 durations" in log and "2 failed, 1 passed, 1 skipped" in log
+    assert done.events[-1]["session_failures"] == [] and "SKIPPED [1] test_s.py:2: why" in log
 
 
 @pytest.mark.parametrize(
