@@ -159,7 +159,8 @@ class _Run:
     async def _finish_session(self) -> None:
         """Let pytest end its session, keep what it printed, and note an end that no test explains."""
         suite, log = self.context.suite, self.directory / "session.log"
-        reason = await suite.finish(self.options.grace_s, any(r.is_failure for r in self.state.results.values()))
+        has_failed = any(result.outcome.is_failure for result in self.state.results.values())  # accepted or not
+        reason = await suite.finish(self.options.grace_s, has_failed)
         with suppress(OSError):
             shutil.copyfile(suite.log, log)
         if reason:
