@@ -76,11 +76,9 @@ class ParentState:
 
 
 def set_random_state(state: tuple[Any, ...] | None) -> None:
-    """In a fork: set the state that a suite has seeded, which Python replaced; for None, give numpy a new state too."""
+    """In a fork: set the state that a suite has seeded, which Python has replaced; leave it for None."""
     if state is not None:
         random.setstate(state)
-    elif (numpy_random := sys.modules.get("numpy.random")) is not None:
-        numpy_random.seed()
 
 
 def begin_fork() -> None:

@@ -142,8 +142,8 @@ class CollectedSession:
         self._clock = SystemClock()
         self._standby, self._forked_s = 0, float("-inf")
         self._hazard: tuple[str, str] | None = None
-        """What nothing can be forked for: plugins and conftest files have done it, or too many files."""
-        self._maxfail = 0
+        """What nothing can be forked for: a plugin or a conftest file has done it."""
+        self._maxfail, self._is_collecting = 0, False
         self._items: dict[str, pytest.Item] = {}
         self._of_leaders: list[tuple[Any, list[Any]]] = []
         """Hooks, with the implementations that a leader calls."""
@@ -191,6 +191,8 @@ class CollectedSession:
             return self._replaced(path)
         self.note("imported", path=str(path))
         self._conftests[str(path)] = module
+        if self._is_collecting and self._hazard is None:  # else the first look comes at the start of the session
+            self._look_at_conftests()
         return module
 
     def _replaced(self, path: Path) -> types.ModuleType:
@@ -207,12 +209,19 @@ class CollectedSession:
         """Look at what plugins and conftest files have done."""
         self._maxfail, self.config.option.maxfail = self.config.option.maxfail, 0  # for tests: all files are collected
         self._watch.known_files |= {fd for stream in _captured(self.config) for fd in _files_of(stream)}
-        self._hazard = self._watch.hazard()
+        self._is_collecting = True
+        self._look_at_conftests()
+
+    def _look_at_conftests(self) -> None:
+        """Look at what plugins and conftest files have done: of that, forks would lack what a thread does."""
+        self._hazard = self._watch.hazard([self._standby])
         threads = other_threads()
         if self._hazard and threads:
             plugin = plugin_of(threads, self.config.pluginmanager.list_name_plugin())
             names = ", ".join(sorted(thread.name for thread in threads))
             self._hazard = ("plugin_threads", plugin) if plugin else ("suite_threads", names)
+        if self._hazard:
+            self._drop_standby()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_make_collect_report(

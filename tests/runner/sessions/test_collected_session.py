@@ -105,6 +105,24 @@ def test_what_they_have_imported_is_imported_once(tmp_path: Path) -> None:
     assert set(run(write_suite(tmp_path, late), "run", "--gpus", "none").outcomes.values()) == {"passed"}
 
 
+def test_a_conftest_below_that_starts_a_thread_gives_files_interpreters(tmp_path: Path) -> None:
+    serves = "import threading\nready, done = threading.Event(), threading.Event()\n"
+    serves += "def serve():\n    while ready.wait(): done.set()\n"
+    serves += "threading.Thread(target=serve, daemon=True).start()\n"
+    asks = "from conftest import done, ready\ndef test_it():\n    ready.set()\n    assert done.wait(20)\n"
+    done = run(write_suite(tmp_path, {"below/conftest.py": serves, "below/test_a.py": asks, "test_b.py": QUICK}), "run")
+    assert set(done.outcomes.values()) == {"passed"}, done.stdout
+    assert {note["reason"] for note in done.events[-1]["isolation"]} == {"suite_threads"}
+
+
+def test_what_a_file_seeds_at_its_import_is_seeded_in_its_tests(tmp_path: Path) -> None:
+    text = "import random, numpy\nrandom.seed({n}); numpy.random.seed({n})\n"
+    text += "def test_it(): assert numpy.random.rand() == numpy.random.RandomState({n}).rand()\n"
+    one = "def test_python(): assert random.random() == random.Random(0).random()\n"
+    done = run(write_suite(tmp_path, {"test_a.py": text.format(n=0) + one}), "run", "--gpus", "none")
+    assert set(done.outcomes.values()) == {"passed"}, done.stdout
+
+
 def test_a_late_file_has_its_selected_tests_and_its_parts(tmp_path: Path) -> None:
     reads = "import os, pytest\nos.environ.get('CUDA_VISIBLE_DEVICES')\n"
     tests = "@pytest.mark.gpus(1)\ndef test_one(): pass\n@pytest.mark.gpus(2)\ndef test_two(): pass\n"
