@@ -53,7 +53,7 @@ def test_a_word_that_is_no_command_names_the_help_of_all(
 @pytest.mark.parametrize(
     ("words", "what", "after"),
     [
-        (["run", "-n", "4"], "No such option '-n'.", "options of pytest"),
+        (["run", "--tb", "short"], "No such option '--tb'.", "options of pytest"),
         (["replay", "--step"], "Option '--step' requires an argument.", "a program and its options"),
         (["trace", "--out", "a", "python", "train.py"], "Got unexpected extra arguments", "a program and its options"),
     ],

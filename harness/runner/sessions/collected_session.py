@@ -519,7 +519,7 @@ class CollectedSession:
             if caller.is_historic():
                 caller._call_history.clear()
         if terminal := config.pluginmanager.get_plugin("terminalreporter"):
-            terminal.stats, terminal._main_color = {}, None
+            terminal.stats, terminal._main_color, terminal._progress_nodeids_reported = {}, None, set()
         reporter.begin(asked["report"])
         config.stash[cast(Any, xml_key)] = _SuiteProperties(reporter)
         session.testsfailed = 0
