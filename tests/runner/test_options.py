@@ -58,9 +58,13 @@ def test_needs_of_the_command_line_come_last(tmp_path: Path) -> None:
     assert [rule.need for rule in rules] == [Need(gpus=2), Need(gpus=4)]
 
 
-def test_a_package_of_our_name_in_the_working_directory_is_refused(tmp_path: Path) -> None:
+def test_a_package_of_our_name_is_refused_where_pytest_would_not_find_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "__init__.py").touch()
+    assert not options(tmp_path).safe_path, "its entry point leads to it"
+    monkeypatch.setattr("harness.cli.run.entry_points", lambda **kwargs: ())
     with pytest.raises(UsageError) as caught:
         options(tmp_path)
     assert str(tmp_path / "harness") in caught.value.what
