@@ -97,6 +97,10 @@ suite_options = opt.all_of(
     "Wait up to S seconds for GPUs that others use: all that --gpus counts or names, or one with auto.  [default: 0]",
     click.FloatRange(0),
 )
+@opt.option(
+    "--ray HOST:PORT",
+    "Run the tests on the nodes of a running Ray cluster, one task for each file; auto is the cluster of this machine.",
+)
 @opt.option("--slow slow_s S", "Report a file as slow after S seconds.  [default: 60]", click.FloatRange(0))
 @opt.option("--maxfail N", "Start no more files after N have failed; 0 means no limit.", COUNT)
 @opt.option(

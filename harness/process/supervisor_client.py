@@ -89,6 +89,10 @@ class ProcessEnd:
     duration_s: float
 
 
+class LostError(HarnessError):
+    """The machine of an attempt was lost before its end, which says nothing about its tests."""
+
+
 class Supervisor(Protocol):
     """Whatever can carry out an attempt."""
 

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from harness.bits.text import one_line
+from harness.machine.inventory import Gpu
 from harness.process.clock import Clock
 from harness.runner import events
 from harness.runner.attempts.unit_result import why_uncollected
@@ -90,17 +91,24 @@ class Dispatcher:
     """Runs the queue of units to the end: every unit gets exactly one UnitFinished.
 
     `units` in the order of their numbers, which are the jobs' indexes in `queue`; those that could not be collected
-    are not in it.
+    are not in it. `new_gpus` returns GPUs that have come since it was last called.
     """
 
     def __init__(
-        self, units: Sequence[Unit], queue: Queue, table: LeaseTable, runner: UnitRunner, recorder: Recorder
+        self,
+        units: Sequence[Unit],
+        queue: Queue,
+        table: LeaseTable,
+        runner: UnitRunner,
+        recorder: Recorder,
+        new_gpus: Callable[[], Sequence[Gpu]] = tuple,
     ) -> None:
         self._units = units
         self._queue = queue
         self._table = table
         self._runner = runner
         self._recorder = recorder
+        self._new_gpus = new_gpus
         self._inbox: asyncio.Queue[events.Event] = asyncio.Queue()
         self._running: dict[str, _Running] = {}
         self._num_left = len(units)
@@ -283,9 +291,12 @@ class Dispatcher:
                 self.post(events.Heartbeat(t, len(self._running), self._recorder.state.num_queued))
 
     async def _look_again(self) -> None:
-        """Lease GPUs again that have come back in quarantine."""
+        """Lease GPUs again that have come back in quarantine, and those that have come into a cluster."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
+            if new := self._new_gpus():
+                self._table.add(new)
+                self.post(events.Heartbeat(self._recorder.t(), len(self._running), self._recorder.state.num_queued))
             for gpu_id in await self._runner.take_back():
                 self.post(events.GpuReadmitted(self._recorder.t(), gpu_id))
 
