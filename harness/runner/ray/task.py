@@ -36,7 +36,8 @@ def carry_out(argv: list[str], order: dict[str, Any]) -> Iterator[bytes]:
     try:
         guard.stdin.write(json.dumps(placed).encode() + b"\n")
         guard.stdin.flush()
-        yield from lines_of(guard.stdout.fileno())
+        for line in lines_of(guard.stdout.fileno()):  # no `yield from`: Ray would send its words to a plain iterator
+            yield line
         guard.stdin.close()
         if complaint := guard.stderr.read().decode(errors="replace").strip():
             yield json.dumps({"k": "refused", "why": complaint.splitlines()[-1]}).encode()
