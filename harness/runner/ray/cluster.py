@@ -245,6 +245,7 @@ def _joined(address: str, containment: str) -> RayCluster:
         except (OSError, ValueError) as error:
             raise _refused(address, str(error)) from None
     logging.getLogger("ray").setLevel(logging.CRITICAL)
+    ray._private.worker.print_to_stdstream = lambda *_, **__: None  # logs of lost raylets, on our standard output
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
