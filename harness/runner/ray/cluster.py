@@ -5,6 +5,7 @@ import base64
 import json
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -226,6 +227,9 @@ async def join(address: str, containment: str, gpus: str) -> tuple[Inventory, Ra
         cluster = await in_daemon_thread(lambda: _joined(address, containment), limit_s=CONNECT_S)
     except TimeoutError:
         raise _refused(address, f"no answer within {CONNECT_S:g} s") from None
+    if callable(handler := signal.getsignal(signal.SIGTERM)):  # Ray has put one before it that prints its own stack
+        signal.signal(signal.SIGTERM, handler)
+        signal.siginterrupt(signal.SIGTERM, False)
     if not cluster._alive:
         raise InventoryError(f"--ray {address}: the cluster has no node that lives", remedy="start one with ray start")
     return Inventory(gpus=tuple(cluster.gpus.values()) if parse_selection(gpus) == Auto() else ()), cluster
