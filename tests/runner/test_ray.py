@@ -36,7 +36,9 @@ import os, subprocess, sys, time, pytest
 pytestmark = pytest.mark.gpus({width})
 def test_gpus(): assert len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) == {width}
 def test_orphan(): subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "{mark}"])
-def test_sleeps(): time.sleep({seconds})
+def test_sleeps():
+    try: time.sleep({seconds})
+    finally: open("torn-down", "w").close()
 def test_last(): assert {passes}
 """
 
@@ -97,6 +99,7 @@ def mark() -> str:
     return uuid.uuid4().hex
 
 
+@pytest.mark.full
 def test_outcomes_on_two_nodes(nodes: Nodes, tmp_path: Path, mark: str) -> None:
     expected = suite(tmp_path, 3, mark)
     wide = "import pytest\n@pytest.mark.gpus(3)\ndef test_wide(): pass\n"
@@ -140,6 +143,7 @@ def test_nothing_is_left_of_a_run_that_is_ended(
             process.send_signal(number)
             time.sleep(0.5)
         done = ended(process, tmp_path)
+    assert signals != (signal.SIGTERM,) or (tmp_path / "torn-down").exists()
     if signal.SIGKILL not in signals:
         assert set(done.outcomes.values()) <= {"interrupted", "not_run"}
         assert len(done.outcomes) == 4
@@ -161,7 +165,7 @@ def test_a_node_needs_the_same_checkout(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (("--ray", "127.0.0.1:9"), "--ray 127.0.0.1:9: [Errno 111] Connection refused"),
-        (("--ray", "ray://127.0.0.1:9"), "--ray ray://127.0.0.1:9: "),
+        (("--ray", "ray://127.0.0.1:9"), "--ray ray://127.0.0.1:9: a client of Ray cannot carry a run"),
         (("--ray", "x:1", "--gpus", "0,1"), "--ray with --gpus 0,1"),
     ],
 )
@@ -170,3 +174,18 @@ def test_clusters_that_cannot_be_joined(tmp_path: Path, arguments: tuple[str, ..
     done: Done = run(write_suite(tmp_path, {"test_a.py": "def test_a(): pass\n"}), "run", *arguments)
     assert (done.code, done.stderr.splitlines()[0]) == (ExitCode.USAGE_ERROR, f"error: {sentence}")
     assert "remedy" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("raise ImportError('no Ray here')", "--ray: Ray cannot be imported (no Ray here)"),
+        ("__version__ = '2.40.0'", "--ray: Ray 2.40.0"),
+    ],
+)
+def test_versions_of_ray(tmp_path: Path, code: str, sentence: str) -> None:
+    write_suite(tmp_path, {"test_a.py": "def test_a(): pass\n", "fake/ray/__init__.py": code})
+    paths = os.pathsep.join((str(tmp_path / "fake"), environment()["PYTHONPATH"]))
+    done = run(tmp_path, "run", "--ray", "auto", env={"PYTHONPATH": paths})
+    assert (done.code, done.stderr.splitlines()[0]) == (ExitCode.USAGE_ERROR, f"error: {sentence}")
+    assert "pip install" in done.stderr

@@ -222,7 +222,9 @@ async def join(address: str, containment: str, gpus: str) -> tuple[Inventory, Ra
     Raises UsageError for an address without a cluster that this process can join, InventoryError without a node.
     """
     if parse_selection(gpus) not in (Auto(), Count(0)):
-        raise UsageError(f"--ray with --gpus {gpus}", legal="auto, none", remedy="leave --gpus out: Ray chooses the GPUs")
+        raise UsageError(
+            f"--ray with --gpus {gpus}", legal="auto, none", remedy="leave --gpus out: Ray chooses the GPUs"
+        )
     try:
         cluster = await in_daemon_thread(lambda: _joined(address, containment), limit_s=CONNECT_S)
     except TimeoutError:
@@ -242,6 +244,8 @@ def _joined(address: str, containment: str) -> RayCluster:
         raise UsageError(f"--ray: Ray cannot be imported ({error})", remedy="pip install 'rlharness[ray]'") from None
     if Version(ray.__version__) < Version(MIN_RAY):
         raise UsageError(f"--ray: Ray {ray.__version__}", legal=f"Ray {MIN_RAY} or later", remedy="pip install -U ray")
+    if "://" in address:
+        raise _refused(address, "a client of Ray cannot carry a run")
     if address != "auto":
         host, _, port = address.rpartition(":")
         try:

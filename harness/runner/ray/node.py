@@ -27,7 +27,7 @@ from harness.process.supervisor.main import read_line
 from harness.process.supervisor_client import ProcessSpec, Supervisors, find_py_spy, probe_backends
 
 ITEM_BYTES = 48 * 1024
-"""In base64 and JSON less than 100 KiB: such items live in the memory of the run, so no loss of a node takes them back."""
+"""In base64 less than 100 KiB: such items live in the memory of the run, so no loss of a node takes them back."""
 POLL_S = 0.1
 GROWING = ("report.jsonl", "output.log", "stacks.txt", "supervisor.log")
 """Files that are sent as they grow; any other once the attempt has ended."""
@@ -161,4 +161,3 @@ def _pieces(file: GrowingFile) -> Iterator[bytes]:
                 yield data[at : at + ITEM_BYTES]
             if not file.is_behind:
                 return
-

@@ -1,4 +1,4 @@
-"""One attempt as a task of Ray, in a worker of the cluster. The run sends this module by value: the standard library only.
+"""One attempt as a task of Ray, in a worker of the cluster. The run sends this module by value; it imports no other.
 
 Ray kills the direct children of a worker that ends. So the process that it starts only waits for `node.main`, which
 hears of the worker's end by its standard input.
@@ -36,8 +36,7 @@ def carry_out(argv: list[str], order: dict[str, Any]) -> Iterator[bytes]:
     try:
         guard.stdin.write(json.dumps(placed).encode() + b"\n")
         guard.stdin.flush()
-        for line in lines_of(guard.stdout.fileno()):  # no `yield from`: Ray would send its words to a plain iterator
-            yield line
+        yield from lines_of(guard.stdout.fileno())
         guard.stdin.close()
         if complaint := guard.stderr.read().decode(errors="replace").strip():
             yield json.dumps({"k": "refused", "why": complaint.splitlines()[-1]}).encode()
@@ -64,7 +63,7 @@ def lines_of(fd: int) -> Iterator[bytes]:
             if not (data := os.read(fd, READ_BYTES)):
                 return
             *whole, rest = (rest + data).split(b"\n")
-            yield from whole
+            yield from (line for line in whole)  # a generator: Ray calls its `send`
 
 
 def nothing() -> None:
