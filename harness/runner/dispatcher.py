@@ -101,6 +101,7 @@ class Dispatcher:
         table: LeaseTable,
         runner: UnitRunner,
         recorder: Recorder,
+        *,
         new_gpus: Callable[[], Sequence[Gpu]] = tuple,
     ) -> None:
         self._units = units

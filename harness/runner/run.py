@@ -145,7 +145,9 @@ class _Run:
         recorder.take(self._collected(planned, network.notes if network else ()))
         runner = self._unit_runner(planned.collected, network.pins if network else None)
         queue, cluster = Queue(planned.plan.order), context.gpus.cluster
-        dispatcher = Dispatcher(units, queue, planned.table, runner, recorder, cluster.new_gpus if cluster else tuple)
+        dispatcher = Dispatcher(
+            units, queue, planned.table, runner, recorder, new_gpus=cluster.new_gpus if cluster else tuple
+        )
         if cluster:
             cluster.next_width = queue.next_width
         interruption.on_cancel, interruption.on_dump = dispatcher.request_cancel, dispatcher.request_dump

@@ -16,7 +16,7 @@ def end_lease(post: Post, t: float, path: str, gpu_ids: tuple[str, ...], unfit: 
 
 
 def refuse_lease(
-    post: Post, t: float, path: str, gpu_ids: tuple[str, ...], unfit: dict[str, str], lost: str = ""
+    post: Post, t: float, path: str, gpu_ids: tuple[str, ...], unfit: dict[str, str], *, lost: str = ""
 ) -> None:
     """End a lease of which some GPUs are `unfit`, or whose attempt was `lost`, and have its unit queued again."""
     end_lease(post, t, path, gpu_ids, unfit)

@@ -144,7 +144,7 @@ class UnitRunner(AttemptSpecs):
             await asyncio.to_thread(remove_tree, str(directory))
         _, unfit = await self.watch.check(gpu_ids)
         self.away.update(dict.fromkeys(unfit))
-        refuse_lease(self.post, self.t(), unit.path, gpu_ids, unfit, str(error))
+        refuse_lease(self.post, self.t(), unit.path, gpu_ids, unfit, lost=str(error))
 
     async def _replay(self, result: UnitResult) -> None:
         """Have the session hear what became of a unit, and end the run where it wants to stop."""

@@ -28,7 +28,7 @@ from harness.runner.attempts.attempt_spec import COVERAGE_FILE
 from harness.runner.ray import node, task
 
 MIN_RAY = "2.56"
-CONNECT_S, ANSWER_S = 60.0, 10.0
+CONNECT_S, ANSWER_S = 30.0, 10.0
 LOOK_S = 2.0
 """Between looks at which nodes live: the stream of one that hangs never ends."""
 PASSED = (ATTEMPT_MARKER, COVERAGE_FILE, *XDIST)
@@ -50,14 +50,14 @@ class _Attempt:
 
 
 class RayCluster(NoMeter):
-    """A cluster that this process has joined. In place of `Supervisors`; its meter measures nothing on other machines."""
+    """A cluster that this process has joined, in place of `Supervisors`; as a meter, it measures nothing."""
 
     def __init__(self, containment: str) -> None:
         import ray
 
-        self._ray = ray
+        self._ray: Any = ray
         self._containment = containment
-        ray.cloudpickle.register_pickle_by_value(task)
+        self._ray.cloudpickle.register_pickle_by_value(task)
         # For tasks with GPUs, Ray would start a worker each (0.5 s), and repeat the task of a lost node.
         self._task = ray.remote(num_returns="streaming", max_retries=0, max_calls=0)(task.carry_out)
         self._demand = ray.remote(max_retries=0, max_calls=0)(task.nothing)
@@ -71,7 +71,7 @@ class RayCluster(NoMeter):
         self.gpus: dict[str, Gpu] = {}
         self._new: list[Gpu] = []
         self._alive: frozenset[str] = frozenset()
-        self._take_nodes(ray.nodes())
+        self._take_nodes(self._ray.nodes())
         self._new = []
 
     def _take_nodes(self, nodes: Sequence[dict[str, Any]]) -> None:
@@ -163,19 +163,20 @@ class RayCluster(NoMeter):
         error: Exception | None = None
         try:
             async for reference in attempt.items:
-                match json.loads(await reference):
-                    case {"k": "on", "node": str(place)}:
-                        attempt.node = place
-                    case {"k": "grown", "file": str(name), "data": str(data)}:
-                        with open_for_writing(directory / os.path.basename(name), appends=True) as file:
-                            file.write(base64.b64decode(data))
-                    case {"k": "terminating", "reason": str(reason)}:
-                        on_terminating(reason)
-                    case {"k": "refused", "why": str(why)}:
-                        raise HarnessError(f"node {attempt.node[:6]}: {why}")
-                    case {"k": "end", **end}:
-                        end |= {name: tuple(end[name]) for name in ("left_behind", "unkillable")}
-                        return ProcessEnd(**end)
+                item: dict[str, Any] = json.loads(await reference)
+                kind = item.pop("k")
+                if kind == "on":
+                    attempt.node = item["node"]
+                elif kind == "grown":
+                    with open_for_writing(directory / os.path.basename(item["file"]), appends=True) as file:
+                        file.write(base64.b64decode(item["data"]))
+                elif kind == "terminating":
+                    on_terminating(item["reason"])
+                elif kind == "refused":
+                    raise HarnessError(f"node {attempt.node[:6]}: {item['why']}")
+                else:
+                    item |= {name: tuple(item[name]) for name in ("left_behind", "unkillable")}
+                    return ProcessEnd(**item)
         except self._ray.exceptions.RayError as raised:
             error = raised
         if attempt.ordered:
@@ -222,9 +223,7 @@ async def join(address: str, containment: str, gpus: str) -> tuple[Inventory, Ra
     Raises UsageError for an address without a cluster that this process can join, InventoryError without a node.
     """
     if parse_selection(gpus) not in (Auto(), Count(0)):
-        raise UsageError(
-            f"--ray with --gpus {gpus}", legal="auto, none", remedy="leave --gpus out: Ray chooses the GPUs"
-        )
+        raise UsageError(f"--ray with --gpus {gpus}", legal="auto, none", remedy="leave --gpus out")
     try:
         cluster = await in_daemon_thread(lambda: _joined(address, containment), limit_s=CONNECT_S)
     except TimeoutError:

@@ -166,7 +166,7 @@ class LeaseTable:
         return self._chosen[key]
 
     def _pools(self, need: Need, gpus: Sequence[Gpu]) -> list[list[Gpu]]:
-        """Sets of GPUs any `need.gpus` of which may be leased together: those of a node and model, of all if models mix."""
+        """Sets of GPUs any `need.gpus` of which may be leased together: of a node, and of a model unless models mix."""
         pools: dict[tuple[str, str], list[Gpu]] = {}
         for gpu in gpus:
             for models in (gpu.model, "any") if self.mix_models else (gpu.model,):
