@@ -22,6 +22,7 @@ ENVIRONMENT = (
 KERNELS_FILES = (  # below /proc and /sys, which no process can replace
     *SUPERVISOR,
     *("harness/process/ports.py", "harness/doctor/cgroup_limits.py", "harness/doctor/vllm_setup.py"),
+    "harness/runner/ray/node.py",
     *("harness/trace/fingerprint.py", "harness/trace/mapped_libraries.py"),
 )
 PACKAGE_DATA = (  # files of an installed package

@@ -34,7 +34,7 @@ GROWING = ("report.jsonl", "output.log", "stacks.txt", "supervisor.log")
 
 
 def main() -> None:
-    """Carry out one order in a child, and wait for it: whoever kills this process leaves that one alive."""
+    """Carry out one order in a child, and wait for it: Ray kills this process at the worker's end, and not that one."""
     if child := os.fork():
         os.waitpid(child, 0)
         return
