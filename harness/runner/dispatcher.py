@@ -91,25 +91,19 @@ class Dispatcher:
     """Runs the queue of units to the end: every unit gets exactly one UnitFinished.
 
     `units` in the order of their numbers, which are the jobs' indexes in `queue`; those that could not be collected
-    are not in it. `new_gpus` returns GPUs that have come since it was last called.
+    are not in it.
     """
 
     def __init__(
-        self,
-        units: Sequence[Unit],
-        queue: Queue,
-        table: LeaseTable,
-        runner: UnitRunner,
-        recorder: Recorder,
-        *,
-        new_gpus: Callable[[], Sequence[Gpu]] = tuple,
+        self, units: Sequence[Unit], queue: Queue, table: LeaseTable, runner: UnitRunner, recorder: Recorder
     ) -> None:
         self._units = units
         self._queue = queue
         self._table = table
         self._runner = runner
         self._recorder = recorder
-        self._new_gpus = new_gpus
+        self.new_gpus: Callable[[], Sequence[Gpu]] = tuple
+        """Returns the GPUs that have come since the last time."""
         self._inbox: asyncio.Queue[events.Event] = asyncio.Queue()
         self._running: dict[str, _Running] = {}
         self._num_left = len(units)
@@ -295,7 +289,7 @@ class Dispatcher:
         """Lease GPUs again that have come back in quarantine, and those that have come into a cluster."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
-            if new := self._new_gpus():
+            if new := self.new_gpus():
                 self._table.add(new)
                 self.post(events.Heartbeat(self._recorder.t(), len(self._running), self._recorder.state.num_queued))
             for gpu_id in await self._runner.take_back():

@@ -145,11 +145,9 @@ class _Run:
         recorder.take(self._collected(planned, network.notes if network else ()))
         runner = self._unit_runner(planned.collected, network.pins if network else None)
         queue, cluster = Queue(planned.plan.order), context.gpus.cluster
-        dispatcher = Dispatcher(
-            units, queue, planned.table, runner, recorder, new_gpus=cluster.new_gpus if cluster else tuple
-        )
-        if cluster:
-            cluster.next_width = queue.next_width
+        dispatcher = Dispatcher(units, queue, planned.table, runner, recorder)
+        if cluster and context.gpus.inventory.gpus:
+            dispatcher.new_gpus, cluster.next_width = cluster.new_gpus, queue.next_width
         interruption.on_cancel, interruption.on_dump = dispatcher.request_cancel, dispatcher.request_dump
         try:
             await dispatcher.run()

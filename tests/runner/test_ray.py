@@ -42,6 +42,17 @@ def test_sleeps():
 def test_last(): assert {passes}
 """
 
+KILLS = """
+import os, signal
+from pathlib import Path
+def test_kills():
+    pid = os.getpid()
+    while not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(pid, signal.SIGKILL)
+    signal.pause()
+"""
+
 
 class Nodes:
     """A cluster in a process of its own, whose last node can be killed."""
@@ -129,6 +140,18 @@ def test_a_node_is_killed_meanwhile(nodes: Nodes, tmp_path: Path, mark: str) -> 
     finally:
         nodes.order("add")
     assert_none_lives(mark)
+
+
+@pytest.mark.full
+def test_a_file_that_kills_its_worker_and_one_that_hangs(nodes: Nodes, tmp_path: Path) -> None:
+    hangs = "import time\ndef test_hangs(): time.sleep(600)\n"
+    write_suite(tmp_path, {"test_kills.py": KILLS, "test_hangs.py": hangs})
+    limits = ("--timeout", "6", "--containment", "subreaper")
+    done = run(tmp_path, "run", "--ray", nodes.address, "--plain", *limits)
+    assert done.outcomes == {"test_kills.py": "supervisor_lost", "test_hangs.py": "timed_out"}
+    assert [event["path"] for event in done.of("lease_refused")] == ["test_kills.py"] * 2
+    assert done.results["test_kills.py"]["reason"].startswith("lost 3 times: node ")
+    assert "test_hangs" in Path(done.results["test_hangs.py"]["directory"], "stacks.txt").read_text()
 
 
 @pytest.mark.full

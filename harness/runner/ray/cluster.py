@@ -118,7 +118,7 @@ class RayCluster(NoMeter):
             if attempt.following.cancelled():
                 raise LostError("its node has left the cluster")
             return attempt.following.result()
-        except asyncio.CancelledError:
+        except BaseException:  # whatever it is, nothing of the attempt may go on there
             attempt.following.cancel()
             self._end(attempt, "killed")
             raise

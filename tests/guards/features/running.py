@@ -190,7 +190,7 @@ PARTS = Run(
     config={"split": "false", "allow-missing-gpus": "true"},
 )
 
-_ON_RAY = '''
+_ON_RAY = """
 import os, subprocess, sys
 from ray.cluster_utils import Cluster
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 1, "include_dashboard": False})
@@ -198,7 +198,7 @@ env = {**os.environ, "RAY_ADDRESS": cluster.address}
 code = subprocess.run([sys.executable, "-m", "harness", *sys.argv[1:]], env=env).returncode
 cluster.remove_node(cluster.head_node)
 sys.exit(code)
-'''
+"""
 RAY = Run(
     name="run-ray",
     command=("run", "tests", "--gpus=auto", "--ray=auto", "--json"),
