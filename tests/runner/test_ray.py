@@ -7,12 +7,13 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.process.supervisor.process_tree import read_process
+from harness.process.supervisor.process_tree import all_processes
 from harness.runner.ray.node import differing, digest_of
 from tests.support.suite_runs import Done, ended, environment, run, started, until, write_suite
 
@@ -93,9 +94,13 @@ def suite(directory: Path, number: int, mark: str, seconds: float = 0.0) -> dict
 
 def living(mark: str) -> list[int]:
     """Processes of the tests, by a word in their command lines."""
-    found = [read_process(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    lines = [(each.pid, Path(f"/proc/{each.pid}/cmdline")) for each in found if each is not None and not each.is_zombie]
-    return [pid for pid, line in lines if line.exists() and mark.encode() in line.read_bytes()]
+    found = []
+    for process in all_processes():
+        with suppress(OSError):  # gone meanwhile
+            line = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            if mark.encode() in line and not process.is_zombie:
+                found.append(process.pid)
+    return found
 
 
 def assert_none_lives(mark: str) -> None:
