@@ -24,6 +24,7 @@ ENVIRONMENT = (
 KERNELS_FILES = (  # below /proc and /sys, which no process can replace
     *SUPERVISOR,
     *("harness/process/ports.py", "harness/doctor/resources.py", "harness/doctor/packages.py"),
+    "harness/runner/ray/node.py",
     *("harness/trace/fingerprint.py", "harness/trace/mapped_libraries.py"),
 )
 PACKAGE_DATA = (  # files of an installed package

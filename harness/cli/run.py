@@ -71,6 +71,7 @@ suite_options = opt.all_of(
 @opt.option("--timeout timeout_s S", "Time limit of a file; a marker limits a test.  [default: 1800]", opt.ABOVE_0_S)
 @opt.option("--grace grace_s S", "Seconds from SIGINT to SIGKILL at a file's end.  [default: 10]", click.FloatRange(0))
 @opt.option("--wait wait_s S", "Wait up to S seconds for GPUs that others use.  [default: 0]", click.FloatRange(0))
+@opt.option("--ray HOST:PORT", "Run on the nodes of a running Ray cluster, a task for each file; auto: this machine's.")
 @opt.option("--slow slow_s S", "Report a file as slow after S seconds.  [default: 60]", click.FloatRange(0))
 @opt.option("--maxfail N", "Start no more files after N have failed; 0 means no limit.", COUNT)
 @opt.option("--retries N", "Run failed tests up to N times again.  [default: 0]", click.IntRange(0, 100))

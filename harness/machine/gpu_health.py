@@ -15,6 +15,7 @@ class FaultKind(StrEnum):
     UNCORRECTED = "uncorrected"
     REMAP_PENDING = "remap_pending"
     RETIREMENT_PENDING = "retirement_pending"
+    NODE_LOST = "node_lost"
 
 
 _FAULTS = {
@@ -24,10 +25,12 @@ _FAULTS = {
     FaultKind.UNCORRECTED: "its memory has had {count} since the driver was loaded",
     FaultKind.REMAP_PENDING: "a faulty row of its memory waits to be remapped",
     FaultKind.RETIREMENT_PENDING: "a faulty page of its memory waits to be retired",
+    FaultKind.NODE_LOST: "its node has left the cluster",
 }
 _OTHER_REMEDIES = {
     FaultKind.LOST: "reboot the machine; if it is lost again, reseat it or have it replaced",
     FaultKind.REMAP_FAILED: "have it replaced",
+    FaultKind.NODE_LOST: "start Ray again on that node",
 }
 
 

@@ -25,6 +25,8 @@ class Gpu:
     """CUDA compute capability; (0, 0) when unknown, which satisfies no capability need."""
     is_mig: bool = False
     """A MIG instance: a process can use one only, so it never joins a lease of several."""
+    node: str = ""
+    """Node of a cluster that has it, within which a lease lies; empty for this machine."""
     number: int | None = None
     """NVML's number, CUDA's under CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a MIG instance or a pretended GPU."""
     is_as_is: bool = False

@@ -100,6 +100,10 @@ class Parent(Protocol):
         """Fork a supervisor, a child of this process; None where it cannot."""
 
 
+class LostError(HarnessError):
+    """The machine of an attempt was lost before its end, which says nothing about its tests."""
+
+
 class Supervisor(Protocol):
     """Whatever can carry out an attempt."""
 

@@ -107,8 +107,8 @@ def sentences(event: events.Event, state: RunState) -> list[Sentence]:
         case events.GpuReadmitted():
             return [Sentence(Tone.QUIET, "leased again", f"{gpus([event.gpu_id], state.gpus)}: it is as it was before")]
         case events.LeaseRefused():
-            text = f"{one_line(event.path)}: its GPUs were not fit for use; it starts next on others"
-            return [Sentence(Tone.WARNING, "queued again", text)]
+            why = one_line(event.lost) if event.lost else "its GPUs were not fit for use"
+            return [Sentence(Tone.WARNING, "queued again", f"{one_line(event.path)}: {why}; it starts next on others")]
         case events.CancelRequested():
             hint = "; running units are terminated (interrupt again to kill them)"
             doing = f"no more units start{hint if event.interrupt and state.running else ''}"

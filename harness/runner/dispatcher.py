@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from harness.bits.text import one_line
+from harness.machine.inventory import Gpu
 from harness.process.clock import Clock
 from harness.runner import events
 from harness.runner.attempts.unit_result import why_uncollected
@@ -101,6 +102,8 @@ class Dispatcher:
         self._table = table
         self._runner = runner
         self._recorder = recorder
+        self.new_gpus: Callable[[], Sequence[Gpu]] = tuple
+        """Returns the GPUs that have come since the last time."""
         self._inbox: asyncio.Queue[events.Event] = asyncio.Queue()
         self._running: dict[str, _Running] = {}
         self._num_left = len(units)
@@ -283,9 +286,12 @@ class Dispatcher:
                 self.post(events.Heartbeat(t, len(self._running), self._recorder.state.num_queued))
 
     async def _look_again(self) -> None:
-        """Lease GPUs again that have come back in quarantine."""
+        """Lease GPUs again that have come back in quarantine, and those that have come into a cluster."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
+            if new := self.new_gpus():
+                self._table.add(new)
+                self.post(events.Heartbeat(self._recorder.t(), len(self._running), self._recorder.state.num_queued))
             for gpu_id in await self._runner.take_back():
                 self.post(events.GpuReadmitted(self._recorder.t(), gpu_id))
 

@@ -142,11 +142,13 @@ class GpuReadmitted(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRefused(Event):
-    """A GPU of a new lease is unfit for use; nothing was started, and the unit is queued again."""
+    """A GPU of a new lease is unfit for use, or its attempt was lost with its node; the unit is queued again."""
 
     path: str
     reasons: dict[str, str]
     """Reason for each unfit GPU, by its id; each has been quarantined."""
+    lost: str = ""
+    """How the attempt was lost; empty if nothing was started."""
 
 
 @dataclass(frozen=True, slots=True)

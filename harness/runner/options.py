@@ -34,6 +34,8 @@ class RunOptions:
     """Directory of `.rlharness`; None for `root`."""
     paths: tuple[str, ...] = ()
     gpus: str = "auto"
+    ray: str | None = None
+    """Address of a Ray cluster on whose nodes the tests run; None for this machine."""
     wait_s: float = 0.0
     """How long to wait for GPUs that others use."""
     shard: Shard | None = None

@@ -144,7 +144,10 @@ class _Run:
             )
         recorder.take(self._collected(planned, network.notes if network else ()))
         runner = self._unit_runner(planned.collected, network.pins if network else None)
-        dispatcher = Dispatcher(units, Queue(planned.plan.order), planned.table, runner, recorder)
+        queue, cluster = Queue(planned.plan.order), context.gpus.cluster
+        dispatcher = Dispatcher(units, queue, planned.table, runner, recorder)
+        if cluster and context.gpus.inventory.gpus:
+            dispatcher.new_gpus, cluster.next_width = cluster.new_gpus, queue.next_width
         interruption.on_cancel, interruption.on_dump = dispatcher.request_cancel, dispatcher.request_dump
         try:
             await dispatcher.run()
@@ -179,6 +182,8 @@ class _Run:
         context = self.context
         planned = await collect_and_plan(context)
         collected = planned.collected
+        if self.options.ray is not None:  # this machine's network says nothing about theirs
+            return planned, None
         return planned, await network_pins(collected.units, collected.rootdir, self.options.invocation, context.clock)
 
     def _unit_runner(self, collected: Collected, pins: Mapping[str, str] | None) -> UnitRunner:

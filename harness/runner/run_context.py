@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.bits.errors import BusyGpusError, InventoryError, UsageError
 from harness.machine.gpu_watch import GpuWatch
@@ -24,6 +25,9 @@ from harness.runner.options import RunOptions
 from harness.runner.records.history import History
 from harness.runner.sessions.suite import Suite
 
+if TYPE_CHECKING:
+    from harness.runner.ray.cluster import RayCluster
+
 SCRATCH_S = 30.0
 """For making a directory, and removing what killed runs have left beside it."""
 WAIT_EVERY_S = 2.0
@@ -39,6 +43,8 @@ class RunGpus:
     inventory: Inventory
     meter: MemoryMeter
     """Never closed: a driver that hangs would hang in that too."""
+    cluster: "RayCluster | None" = None
+    """Cluster whose GPUs they are; None for this machine."""
 
     def watch(self, clock: Clock) -> GpuWatch:
         """Return what asks the meter about the GPUs of a lease."""
@@ -56,7 +62,7 @@ class RunContext:
     """Short and local; for TMPDIRs and what need not be kept."""
     backends: ContainmentBackends
     gpus: RunGpus
-    supervisors: Supervisors
+    supervisors: "Supervisors | RayCluster"
     ports: PortBlocks
     history: History
     suite: Suite
@@ -70,6 +76,11 @@ async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
 
     Waits for busy ones as long as `options` allow: for all that are counted or named, and for one with auto.
     """
+    if options.ray is not None:
+        from harness.runner.ray.cluster import join
+
+        inventory, cluster = await join(options.ray, options.containment, options.gpus)
+        return RunGpus(inventory, cluster, cluster)
     clock, shown = SystemClock(), ""
     deadline_s = clock.monotonic_s() + options.wait_s
     while True:
@@ -128,8 +139,9 @@ async def open_run_context(
         backends = probe_backends(options.containment)
         history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
         stack.enter_context(history)
-        supervisors = stack.enter_context(closing(Supervisors(backends.chosen, run_id, find_py_spy())))
-        supervisors.parent = suite
+        supervisors = stack.enter_context(closing(gpus.cluster or Supervisors(backends.chosen, run_id, find_py_spy())))
+        if isinstance(supervisors, Supervisors):
+            supervisors.parent = suite
         yield RunContext(
             options=options,
             clock=clock,

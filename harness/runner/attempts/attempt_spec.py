@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.process.child_env import OMP_NUM_THREADS, child_env, xdist_variables
 from harness.process.ports import PortBlocks
@@ -19,6 +20,9 @@ from harness.runner.sessions.pytest_command import pytest_command
 from harness.runner.sessions.suite import Suite
 from harness.runner.units import Unit, files_of
 
+if TYPE_CHECKING:
+    from harness.runner.ray.cluster import RayCluster
+
 COVERAGE_FILE = "COVERAGE_FILE"
 UNITS = "units"
 """Name of the directory of all attempts in the directory of a run."""
@@ -30,7 +34,7 @@ class AttemptSpecs:
 
     options: RunOptions
     collected: Collected
-    attempts: Supervisors
+    attempts: "Supervisors | RayCluster"
     suite: Suite
     ports: PortBlocks
     run_id: str
@@ -91,7 +95,7 @@ class AttemptSpecs:
                 *paths,
             ),
             session=None
-            if tests is None or self.options.isolate == "interpreter" or self.suite.why_own(env)
+            if tests is None or self.options.ray or self.options.isolate == "interpreter" or self.suite.why_own(env)
             else {
                 "items": [test.number for test in tests],
                 "files": files,

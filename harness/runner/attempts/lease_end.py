@@ -15,7 +15,9 @@ def end_lease(post: Post, t: float, path: str, gpu_ids: tuple[str, ...], unfit: 
         post(LeaseReturned(t, path, free))
 
 
-def refuse_lease(post: Post, t: float, path: str, gpu_ids: tuple[str, ...], unfit: dict[str, str]) -> None:
-    """End a lease of which some GPUs are `unfit`, and have its unit queued again."""
+def refuse_lease(
+    post: Post, t: float, path: str, gpu_ids: tuple[str, ...], unfit: dict[str, str], *, lost: str = ""
+) -> None:
+    """End a lease of which some GPUs are `unfit`, or whose attempt was `lost`, and have its unit queued again."""
     end_lease(post, t, path, gpu_ids, unfit)
-    post(LeaseRefused(t, path, unfit))
+    post(LeaseRefused(t, path, unfit, lost))

@@ -8,6 +8,7 @@ An order to end it is remembered, since it may come before there is a supervisor
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from harness.machine.inventory import IDLE_MEMORY_BYTES
 from harness.process.exhaustion import reason_of
 from harness.process.new_directory import make_new_directory
 from harness.process.scratch import remove_tree
-from harness.process.supervisor_client import ProcessEnd
+from harness.process.supervisor_client import LostError, ProcessEnd
 from harness.runner import events
 from harness.runner.attempts.attempt_report import put_back, read_attempt_report
 from harness.runner.attempts.attempt_spec import AttemptSpecs
@@ -41,7 +42,8 @@ from harness.runner.schedule.leases import Lease
 from harness.runner.units import Outcome, Unit, UnitResult
 
 Post = Callable[[events.Event], None]
-
+MAX_LOST = 2
+"""A unit that has lost so many nodes or workers and loses another has that outcome: it may be what kills them."""
 
 Check = Callable[["UnitRunner", int, Lease, UnitResult, TestReport], Awaitable[tuple[UnitResult, tuple[str, ...]]]]
 """Returns the result of a unit, and processes that SIGKILL did not end."""
@@ -70,6 +72,8 @@ class UnitRunner(AttemptSpecs):
     cancelled: set[int] = field(default_factory=set)
     killed: set[int] = field(default_factory=set)
     """Units whose end was asked for, and those of them that are to end at once."""
+    num_lost: Counter[int] = field(default_factory=Counter)
+    """Attempts that were lost with their nodes, by unit."""
     suspicion: GpuSuspicion = field(default_factory=GpuSuspicion)
     check_leaning: "Check | None" = None
     """Settles whether a failing file passes after those before it; None where that is not asked for."""
@@ -93,6 +97,11 @@ class UnitRunner(AttemptSpecs):
         tail = ReportTail(directory / "report.jsonl")
         try:
             end, timeout_s, memory = await self._measured(number, self.retries.asked(number, unit), lease, tail)
+        except LostError as error:
+            if self.num_lost[number] < MAX_LOST:
+                await self._begin_again(number, unit, gpu_ids, error)
+                return
+            result = UnitResult(unit, Outcome.SUPERVISOR_LOST, f"lost {MAX_LOST + 1} times: {error}")
         except (OSError, HarnessError) as error:  # a full disk, no port left: this unit's failure, not the run's
             result = UnitResult(unit, Outcome.SUPERVISOR_LOST, f"the attempt could not be started: {reason_of(error)}")
         else:
@@ -117,7 +126,8 @@ class UnitRunner(AttemptSpecs):
         if note := await asyncio.to_thread(unread_names, result, report, lease.gpus):
             self.notes.append(note)
         await asyncio.to_thread(self._clean_up, number, result)
-        unfit = self.suspicion.observe(unit.file_path, result.outcome, gpu_ids) | broken_by(xids)
+        known = tuple(gpu.gpu_id for gpu in lease.gpus if not gpu.node)  # a node's tests have any of its GPUs
+        unfit = self.suspicion.observe(unit.file_path, result.outcome, known) | broken_by(xids)
         held = await self._still_held(number, unkillable, lease, baseline)
         self.away.update({gpu_id: baseline.get(gpu_id) for gpu_id in held.keys() - unfit.keys()})
         result, unfit = result if unkillable else with_others(result, held), unfit | held
@@ -126,6 +136,15 @@ class UnitRunner(AttemptSpecs):
         if isinstance(event, events.UnitFinished):
             await self._replay(event.result)
         self.post(replace(event, t=self.t()))
+
+    async def _begin_again(self, number: int, unit: Unit, gpu_ids: tuple[str, ...], error: LostError) -> None:
+        """Queue a unit again whose node was lost, as if this attempt had not been."""
+        self.num_lost[number] += 1
+        for directory in (self.directory(number), self.tmpdir(number)):
+            await asyncio.to_thread(remove_tree, str(directory))
+        _, unfit = await self.watch.check(gpu_ids)
+        self.away.update(dict.fromkeys(unfit))
+        refuse_lease(self.post, self.t(), unit.path, gpu_ids, unfit, lost=str(error))
 
     async def _replay(self, result: UnitResult) -> None:
         """Have the session hear what became of a unit, and end the run where it wants to stop."""

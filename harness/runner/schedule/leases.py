@@ -126,6 +126,12 @@ class LeaseTable:
         self._refused.clear()
         self._count()
 
+    def add(self, gpus: Sequence[Gpu]) -> None:
+        """Lease these GPUs too, which have come into a cluster."""
+        self.gpus += tuple(gpus)
+        self._refused.clear()
+        self._count()
+
     @property
     def leases(self) -> tuple[Lease, ...]:
         """The leases that are out, by slot."""
@@ -160,12 +166,13 @@ class LeaseTable:
         return self._chosen[key]
 
     def _pools(self, need: Need, gpus: Sequence[Gpu]) -> list[list[Gpu]]:
-        """Sets of GPUs any `need.gpus` of which may be leased together: those of a model, and all where models mix."""
-        able = [gpu for gpu in gpus if _meets(gpu, need)]
-        by_model: dict[str, list[Gpu]] = {}
-        for gpu in able:
-            by_model.setdefault(gpu.model, []).append(gpu)
-        return [pool for pool in (*by_model.values(), *[able] * self.mix_models) if len(pool) >= need.gpus]
+        """Sets of GPUs any `need.gpus` of which may be leased together: of a node, and of a model unless models mix."""
+        pools: dict[tuple[str, str], list[Gpu]] = {}
+        for gpu in gpus:
+            for models in (gpu.model, "any") if self.mix_models else (gpu.model,):
+                if _meets(gpu, need):
+                    pools.setdefault((gpu.node, models), []).append(gpu)
+        return [pool for pool in pools.values() if len(pool) >= need.gpus]
 
     def _links(self, gpus: Sequence[Gpu]) -> list[int]:
         pairs = combinations((gpu.gpu_id for gpu in gpus), 2)
@@ -249,4 +256,6 @@ def _failing_field(need: Need, gpus: Sequence[Gpu]) -> str:
     num_whole = sum(not gpu.is_mig for gpu in gpus)
     if num_whole < need.gpus:
         return f"MIG instances cannot be combined, and {num_whole} of these GPUs are not partitioned"
+    if gpus[0].node:
+        return f"the GPUs of a test are those of one node, and no node has {need.gpus} of one model"
     return f"mixed models are not allowed in one lease, and no single model has {need.gpus}"

@@ -59,6 +59,11 @@ class Queue:
                 return line.popleft()[1], lease
         return None
 
+    def next_width(self) -> int:
+        """Return the GPUs of the unit that is first in the queue; 0 without one."""
+        heads = [line[0] for line in self._lines.values() if line]
+        return min(heads, key=lambda head: head[0])[1].need.gpus if heads else 0
+
     def put_first(self, job: Job) -> None:
         """Put a unit that is to run again before all others."""
         self._lines.setdefault(job.need, deque()).appendleft((self._next_first, job))

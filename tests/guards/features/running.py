@@ -1,6 +1,7 @@
 """Features of `rlharness run`: each option, seen in runs of small suites on simulated GPUs."""
 
 import re
+import sys
 from typing import Any
 
 from tests.guards.features.feature import Feature, Run, Seen, plain_pytest
@@ -197,6 +198,23 @@ PARTS = Run(
     config={"split": "false", "allow-missing-gpus": "true"},
 )
 
+_ON_RAY = """
+import os, subprocess, sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 1, "include_dashboard": False})
+env = {**os.environ, "RAY_ADDRESS": cluster.address}
+code = subprocess.run([sys.executable, "-m", "harness", *sys.argv[1:]], env=env).returncode
+cluster.remove_node(cluster.head_node)
+sys.exit(code)
+"""
+RAY = Run(
+    name="run-ray",
+    command=("run", "tests", "--gpus=auto", "--ray=auto", "--json"),
+    files={"tests/test_gpu.py": _GPU.format(1)},
+    program=(sys.executable, "-c", _ON_RAY),
+    package="ray",
+)
+
 
 def _option(name: str, sees: str, holds: Any, run: Run = OPTIONS) -> Feature:
     return Feature(f"run {name}", run, sees, holds)
@@ -237,6 +255,7 @@ FEATURES = (
         lambda s: s.load("state.json")["env"]["RLHARNESS_PREFLIGHT"] == "done",
         plain_pytest("tests/test_state.py"),
     ),
+    _option("--ray", "a GPU of the cluster", lambda s: unit(s, "gpu")["outcome"] == "passed", RAY),
     _option("--retries", "a flaky file", lambda s: unit(s, "flaky")["outcome"] == "flaky", AGAIN),
     _option("-v", "a line for each test", lambda s: "test_fine.py::test_fine PASSED" in s.read(SESSION), AGAIN),
     _option("-s", "what a passing test prints", lambda s: any("heard" in each for each in outputs(s)), SHARD),

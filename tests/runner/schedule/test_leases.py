@@ -128,6 +128,18 @@ def test_the_field_that_fails_is_named(gpus: Inventory, need: Need, reason: str)
     assert said == "" or said.startswith(f"needs {need}")
 
 
+@pytest.mark.parametrize("mix_models", [False, True])
+def test_a_lease_lies_within_one_node_the_fullest_that_fits(mix_models: bool) -> None:
+    nodes = Inventory(gpus=tuple(Gpu(f"ID-{i}", i, "GPU", 0.0, node="ab"[i // 3]) for i in range(6)))
+    wanted = ((1, "0"), (2, "0"), (3, "0"), (2, "03"), (2, "013"))
+    found = [chosen(nodes, Need(gpus=gpus), taken, mix_models=mix_models) for gpus, taken in wanted]
+    assert found == ["1", "12", "345", "12", "45"]
+    table = LeaseTable(nodes, 0, mix_models)
+    assert "no node has 4" in table.why_never(Need(gpus=4))
+    table.add([Gpu(f"ID-{i}", i, "GPU", 0.0, node="c") for i in range(6, 10)])
+    assert table.why_never(Need(gpus=4)) == ""
+
+
 @QUICK
 @given(INVENTORIES, NEEDS.filter(lambda need: need.gpus > 0), st.sets(st.integers(0, 7)), st.booleans())
 def test_a_set_is_chosen_wherever_there_is_one(gpus: Inventory, need: Need, taken: set[int], mix_models: bool) -> None:
