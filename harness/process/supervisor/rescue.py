@@ -12,7 +12,6 @@ from harness.process.supervisor.process_tree import Process
 
 REAP_ROUND_S = 0.002
 STOPPED = "T"
-MAX_ROUNDS = 1000
 
 
 def rescue_round(cgroup: str, marker: str, since_ticks: int, spare_pids: frozenset[int]) -> list[Process]:
@@ -57,14 +56,6 @@ def kill_bearing(marker: str, spare: int = 0) -> list[Process]:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process.pid, os.WNOHANG)
     return [process for process in found if not process.is_zombie]
-
-
-def end_orphans(cgroup: str, since_ticks: int, spare_pids: frozenset[int]) -> None:
-    """End what a supervisor that was killed without an order has left: its leader, and that leader's group."""
-    for _ in range(MAX_ROUNDS):
-        if not rescue_round(cgroup, "", since_ticks, spare_pids):
-            return
-        select.select([], [], [], REAP_ROUND_S)
 
 
 def keep_going(pid: int, since_ticks: int, *, is_overdue: bool) -> None:

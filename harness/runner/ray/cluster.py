@@ -18,7 +18,7 @@ from packaging.version import Version
 from harness.bits.errors import HarnessError, InventoryError, UsageError
 from harness.bits.files import open_for_writing
 from harness.machine.gpu_health import FaultKind, GpuFault
-from harness.machine.gpu_selection import Auto, Count, parse_selection
+from harness.machine.gpu_selection import Selection, parse_selection
 from harness.machine.inventory import Gpu, Inventory
 from harness.machine.meter import NoMeter
 from harness.process.child_env import ATTEMPT_MARKER, CUDA_VISIBLE_DEVICES, XDIST
@@ -221,7 +221,7 @@ async def join(address: str, containment: str, gpus: str) -> tuple[Inventory, Ra
 
     Raises UsageError for an address without a cluster that this process can join, InventoryError without a node.
     """
-    if parse_selection(gpus) not in (Auto(), Count(0)):
+    if (selection := parse_selection(gpus)) not in (Selection(), Selection(0)):
         raise UsageError(f"--ray with --gpus {gpus}", legal="auto, none", remedy="leave --gpus out")
     try:
         cluster = await in_daemon_thread(lambda: _joined(address, containment), limit_s=CONNECT_S)
@@ -232,7 +232,7 @@ async def join(address: str, containment: str, gpus: str) -> tuple[Inventory, Ra
         signal.siginterrupt(signal.SIGTERM, False)
     if not cluster._alive:
         raise InventoryError(f"--ray {address}: the cluster has no node that lives", remedy="start one with ray start")
-    return Inventory(gpus=tuple(cluster.gpus.values()) if parse_selection(gpus) == Auto() else ()), cluster
+    return Inventory(gpus=tuple(cluster.gpus.values()) if selection == Selection() else ()), cluster
 
 
 def _joined(address: str, containment: str) -> RayCluster:
