@@ -57,14 +57,12 @@ suite_options = opt.all_of(
 @opt.color
 @opt.option(
     "--isolate",
-    "What has a process of its own: each file, as a fork of the session that has collected the suite; each test;"
-    " or each file, in an interpreter started for it.  [default: file]",
+    "What has a process of its own: file and test are forks of one session, interpreter is started.  [default: file]",
     click.Choice(["file", "test", "interpreter"]),
 )
 @opt.option(
     "--containment",
-    "How to contain and terminate process trees, strongest first: cgroup, pidns (a PID namespace), subreaper"
-    " (adopts orphans only).  [default: the strongest that this machine allows]",
+    "How process trees are held, strongest first.  [default: the strongest that this machine allows]",
     click.Choice(["auto", "cgroup", "pidns", "subreaper"]),
     default="auto",
 )
@@ -133,7 +131,8 @@ def run(invocation: Invocation, /, **given: Any) -> int:
 def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     """Return the command line over the configuration over the defaults.
 
-    Raises UsageError for a configuration that is not legal, and where the working directory hides this package.
+    Raises UsageError for a configuration that is not legal, an option of pytest that would leave a file without an
+    outcome, and where the working directory hides this package.
     """
     from harness.runner.config import load_config_for, load_needs_file
     from harness.runner.reruns.resuming import find_run
@@ -151,7 +150,9 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     selecting += [f"--deselect={nodeid}" for nodeid in given["deselect"]]
     selecting += [f"-{name}" for name in "vqs" if given.get(name)]
     invocation = replace(invocation, trailing=(*selecting, *invocation.trailing))  # those after -- come later and win
-    _check_pytest_args(invocation.trailing)
+    if refused := next((arg for arg in invocation.trailing if arg.partition("=")[0] in RUN_NOTHING), None):
+        what = f"-- {refused}: with this option pytest runs no tests, or waits for input"
+        raise UsageError(what, remedy=f"run pytest directly: pytest {refused} FILE; or use rlharness plan")
     files = [each.absolute for each in split_selections(given["paths"], invocation.cwd)]
     config = load_config_for(files, invocation.cwd)
     if config.path is not None and config.path.parent not in (invocation.cwd, *invocation.cwd.parents):
@@ -163,7 +164,6 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     layers = ({"cpu_units": num_cores()}, vars(config), given)
     settings: dict[str, Any] = {name: value for layer in layers for name, value in layer.items() if value is not None}
     results_dir = (given.get("results_dir") or root / (config.results_dir or "")).absolute()
-    is_live = invocation.is_terminal and not given["is_json"] and not given.get("plain")
     special: dict[str, Any] = {
         "invocation": invocation,
         "root": root,
@@ -172,7 +172,7 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
         "needs": config.needs + (load_needs_file(given["needs_file"]) if given["needs_file"] else ()),
         "resume": find_run(results_dir, given["resume"]) if given["resume"] else None,
         "json": given["is_json"],
-        "live": is_live,
+        "live": invocation.is_terminal and not given["is_json"] and not given.get("plain"),
         "colour": wants_colour(given.get("color", "auto"), invocation),
         "together": tuple(map(tuple, config.together or ())),
         "accepts_leaning": config.leaning == "report",
@@ -180,11 +180,3 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     }
     names = {field.name for field in fields(RunOptions)}
     return RunOptions(**{name: value for name, value in settings.items() if name in names} | special)
-
-
-def _check_pytest_args(pytest_args: tuple[str, ...]) -> None:
-    """Raise UsageError for an option of pytest that would leave a file without an outcome."""
-    for arg in pytest_args:
-        if arg.partition("=")[0] in RUN_NOTHING:
-            what = f"-- {arg}: with this option pytest runs no tests, or waits for input"
-            raise UsageError(what, remedy=f"run pytest directly: pytest {arg} FILE; or use rlharness plan")

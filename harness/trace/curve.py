@@ -6,7 +6,7 @@ Each float is its bits beside a decimal, null where it was not recorded.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.bits.errors import TraceError
@@ -65,8 +65,3 @@ def _point(fields: dict[str, object]) -> CurvePoint:
         if name not in TAKEN and isinstance(value, list)
     }
     return CurvePoint(int(str(fields["step"])), values, str(fields["chain"]))
-
-
-def common_names(points: Iterable[CurvePoint]) -> list[str]:
-    """The names that any of these steps has a value for, in their order."""
-    return list(dict.fromkeys(name for point in points for name in point.values))
