@@ -41,6 +41,8 @@ from harness.runner.schedule.packing import Job, Queue, lower_bound
 from harness.runner.sessions.combined_coverage import combine_coverage
 from harness.runner.units import SessionFailure
 
+SESSION_END_S = 120.0
+"""For the end of pytest's session, in which it may write reports."""
 MakeReporters = Callable[[Path, Clock], list[Guarded]]
 """Makes the reporters of a run, given its directory: in the order in which each is given every event."""
 
@@ -163,7 +165,8 @@ class _Run:
         """Let pytest end its session, keep what it printed, and note an end that no test explains."""
         suite, log = self.context.suite, self.directory / "session.log"
         has_failed = any(result.outcome.is_failure for result in self.state.results.values())  # accepted or not
-        reason = await suite.finish(self.options.grace_s, has_failed)
+        limit_s = self.options.grace_s if self.interruption.by else max(self.options.grace_s, SESSION_END_S)
+        reason = await suite.finish(limit_s, has_failed)
         with suppress(OSError):
             shutil.copyfile(suite.log, log)
         if reason:

@@ -57,7 +57,7 @@ class ParentState:
             if handler is not None:
                 signal.signal(signum, handler)
         self._set_environ(env)
-        sys.stdin = open(0, encoding=sys.getdefaultencoding())  # noqa: SIM115
+        sys.stdin = open(0, encoding=sys.getdefaultencoding(), closefd=False)  # noqa: SIM115
         tempfile.tempdir = None
         random.seed = self._seed
         set_random_state(self._random_state if self._is_seeded else None)
