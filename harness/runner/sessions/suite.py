@@ -206,7 +206,9 @@ class Suite:
 
     @property
     def _limit_s(self) -> float:
-        return min(self._options.collect_timeout_s, self._options.timeout_s)
+        """Limit of what goes on: that of a file holds for its import too."""
+        limit_s = self._options.collect_timeout_s
+        return min(limit_s, self._options.timeout_s) if self._at else limit_s
 
     @property
     def facts(self) -> dict[str, Any]:
