@@ -10,6 +10,9 @@ from harness.runner.outcomes import classify_outcome
 from harness.runner.report_file import TestReport
 from harness.runner.units import Outcome, Unit, UnitResult
 
+DIED = " was being imported when pytest "
+"""In the first line on a file whose import ended the session, before the output."""
+
 
 def unit_result(
     unit: Unit, end: ProcessEnd, report: TestReport, timeout_s: float, *, gpu_ids: tuple[str, ...], directory: Path
@@ -45,4 +48,5 @@ def why_uncollected(unit: Unit) -> str:
     """Return one line on why a unit cannot be run; the text of one that hung ends with its stacks."""
     if unit.collect_timed_out:
         return "the import of the file exceeded its time limit"
-    return last_line(unit.collect_error)
+    first = unit.collect_error.partition("\n")[0]
+    return first if DIED in first else last_line(unit.collect_error)

@@ -76,6 +76,9 @@ INSTALLED = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "
 TUPLES = ("location", "longrepr", "user_properties", "sections")
 """Attributes of a report that are tuples, or lists of them."""
 KEY = pytest.StashKey["CollectedSession"]()
+# Files replace these when they are imported; ours are kept.
+_fork, _write, _waitpid, _kill, _exit = os.fork, os.write, os.waitpid, os.kill, os._exit
+_encode, _decode = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDecoder().decode
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -157,10 +160,10 @@ class CollectedSession:
 
     def note(self, kind: str, **fields: object) -> None:
         """Append a line to FILE. Raises pytest.UsageError where it cannot be written."""
-        line = memoryview(json.dumps({"k": kind, **fields}, separators=(",", ":")).encode() + b"\n")
+        line = memoryview(_encode({"k": kind, **fields}).encode() + b"\n")
         try:
             while line:
-                line = line[os.write(self._found, line) :]
+                line = line[_write(self._found, line) :]
         except OSError as error:
             raise pytest.UsageError(f"{UNWRITABLE}: {error.strerror}") from None
 
@@ -209,6 +212,8 @@ class CollectedSession:
         """Look at what plugins and conftest files have done."""
         self._maxfail, self.config.option.maxfail = self.config.option.maxfail, 0  # for tests: all files are collected
         self._watch.known_files |= {fd for stream in _captured(self.config) for fd in _files_of(stream)}
+        if self.config.option.collectonly or self.config.option.usepdb:
+            raise pytest.UsageError("with --collect-only or --pdb in addopts, pytest runs no tests, or waits for input")
         self._is_collecting = True
         self._look_at_conftests()
 
@@ -243,7 +248,7 @@ class CollectedSession:
             report = yield
         except (SystemExit, KeyboardInterrupt, pytest.exit.Exception):  # which would end pytest: it is this file's end
             traceback.print_exc()
-            os._exit(1)
+            _exit(1)
         if self._hazard is None:
             found = self._watch.hazard([self._standby])
             if found is not None or len(self._watch.reads) > before:
@@ -263,18 +268,18 @@ class CollectedSession:
         ahead = [name for name in modules if _is_installed(name)][:MAX_AHEAD]
         num = self.num_deselected[self.files.get(collector.path, "")]
         self.note("poisoned", path=str(collector.path), modules=ahead, errors=[], deselected=num, **tests)
-        os._exit(POISONED)
+        _exit(POISONED)
 
     def _import_ahead(self, modules: Sequence[str]) -> None:
         """Import modules for all files to come, if this does nothing that must not be shared: in a fork at first."""
         if not modules:
             return
         before = len(self._watch.reads)
-        pid = os.fork()
+        pid = _fork()
         if not pid:
             _import_all(modules)
-            os._exit(self._watch.hazard() is not None or len(self._watch.reads) > before)
-        if os.waitpid(pid, 0)[1] == 0:
+            _exit(self._watch.hazard() is not None or len(self._watch.reads) > before)
+        if _waitpid(pid, 0)[1] == 0:
             _import_all(modules)
 
     def _renew_standby(self) -> None:
@@ -287,16 +292,16 @@ class CollectedSession:
                 stream.flush()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+            pid = _fork()
         if pid:
             self._standby, self._forked_s = pid, self._clock.monotonic_s()
             self.note("standby", pid=pid)
             return
         text = self._socket.recv(MAX_ORDER_BYTES)
         if not text:  # the runner has gone, or needs it no more
-            os._exit(0)
+            _exit(0)
         syscalls.die_with_parent()
-        order = json.loads(text)
+        order = _decode(text.decode())
         self.left_out[order["path"]] = order["why"]
         self._standby, self._forked_s = 0, float("-inf")
         _give_new_files(self.config)
@@ -306,9 +311,9 @@ class CollectedSession:
     def _drop_standby(self) -> None:
         if self._standby:
             with suppress(ProcessLookupError):
-                os.kill(self._standby, 9)
+                _kill(self._standby, 9)
             with suppress(ChildProcessError):
-                os.waitpid(self._standby, 0)
+                _waitpid(self._standby, 0)
             self._standby = 0
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -360,11 +365,11 @@ class CollectedSession:
                 need = need_of_items([item])
                 name = item.nodeid.partition("::")[2].partition("[")[0]
                 asks[name] = merge_needs([asks.get(name, NOTHING), need])
-                rows.append((number, item.nodeid, needs.setdefault(json.dumps(need), len(needs)), ties_of(item)))
+                rows.append((number, item.nodeid, needs.setdefault(_encode(need), len(needs)), ties_of(item)))
             whole = need_of_items([item for _, item in tests])
         except (BadMarker, MarkError) as error:
             return {"need": NOTHING, "asks": {}, "tests": [], "needs": [], "bad": str(error)}
-        return {"need": whole, "asks": asks, "tests": rows, "needs": [*map(json.loads, needs)]}
+        return {"need": whole, "asks": asks, "tests": rows, "needs": [*map(_decode, needs)]}
 
     def _note_all(self, session: pytest.Session) -> None:
         """Note every file with its tests: (number, node id, number of its need, ties) each."""
@@ -428,7 +433,7 @@ class CollectedSession:
 
     def _answer(self, request: bytes) -> bytes:
         """Have pytest hear what became of a unit: the reports of its attempts, and tests that have none."""
-        asked = json.loads(request)
+        asked = _decode(request.decode())
         ends: dict[str, dict[str, Any]] = {}
         for path in asked["reports"]:
             with suppress(OSError):
@@ -443,7 +448,7 @@ class CollectedSession:
             self._replay(nodeid, record.get("reports") or ())
         for nodeid, why in asked["lost"].items():
             self._replay(nodeid, [why])
-        return json.dumps({"stop": str(self.session.shouldfail or self.session.shouldstop or "")}).encode()
+        return _encode({"stop": str(self.session.shouldfail or self.session.shouldstop or "")}).encode()
 
     def _replay(self, nodeid: str, reports: Iterable[Any]) -> None:
         item = self._items.get(nodeid)

@@ -211,6 +211,27 @@ WHAT_A_TEST_DOES = {
 }
 
 
+@pytest.mark.parametrize(
+    "replaces",
+    [
+        "import json\njson.loads = lambda *a, **k: None\n",
+        "import json\n_dumps = json.dumps\njson.dumps = lambda *a, **k: _dumps(*a, **k).encode()\n",
+        "import os\nos.write = lambda fd, data: len(data)\n",
+    ],
+)
+def test_what_a_file_replaces_at_its_import_costs_no_outcome(tmp_path: Path, replaces: str) -> None:
+    files = {"test_a.py": f"{replaces}def test_a(): pass\ndef test_b(): assert 0\n", "test_b.py": QUICK}
+    (tmp_path / "file").mkdir()
+    (tmp_path / "conftest").mkdir()
+    done = run(write_suite(tmp_path / "file", files), "run", "--gpus", "none")
+    assert done.outcomes == {"test_a.py": "failed", "test_b.py": "passed"}, done.stdout
+    assert done.results["test_a.py"]["tests"]["counts"] == {"passed": 1, "failed": 1}
+    files = {"conftest.py": replaces, "test_b.py": QUICK}
+    done = run(write_suite(tmp_path / "conftest", files), "run", "--gpus", "none")
+    is_pytests = "encode" in replaces  # its own cache needs a text of json.dumps
+    assert done.outcomes == {"test_b.py": "crashed" if is_pytests else "passed"}, done.stdout
+
+
 @pytest.mark.parametrize("isolate", ["file", "test", pytest.param("interpreter", marks=pytest.mark.full)])
 def test_outcomes_arrive_whatever_a_test_does_to_the_interpreter(tmp_path: Path, isolate: str) -> None:
     files = {f"test_{name}.py": f"{text}def test_after(): pass\n" for name, text in WHAT_A_TEST_DOES.items()}
