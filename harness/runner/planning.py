@@ -42,8 +42,8 @@ async def collect_and_plan(context: RunContext) -> Planned:
     """Find the units, expect their durations, pack them. Raises CollectionError, UsageError."""
     options = context.options
     collected = await collect(options, context.suite)
-    collected = with_digests(collected, options.invocation.trailing)
     collected = keep_together(note_idle(collected, options), options.together)
+    collected = with_digests(collected, options.invocation.trailing)
     collected = give_needs(collected, options, context.gpus.inventory)
     sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
     expected: Mapping[str, Expectation] = context.history.expectations(sizes)

@@ -13,7 +13,7 @@ from harness.runner.need import Need
 from harness.runner.records.recorded_run import RecordedRun
 from harness.runner.reruns.resuming import keep_passed, with_digests
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
-from tests.support.suite_runs import run, write_suite
+from tests.support.suite_runs import Done, run, write_suite
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 COUNTED = "from pathlib import Path\ndef test_it():\n    with Path({0!r}).open('a') as f: f.write({1!r})\n    {2}\n"
@@ -33,16 +33,7 @@ def test_a_resumed_run_keeps_what_passed_runs_the_rest_and_reports_all(tmp_path:
     assert first.code == 1
     assert sorted(log.read_text()) == ["c", "f", "k", "n"]
     first_directory = first.results["test_kept.py"]["directory"]
-    record = first.record / "events.jsonl"  # as a run that was killed before one of its units had an outcome
-    lines = [
-        line
-        for line in record.read_text().splitlines(keepends=True)
-        if not (
-            (event := json.loads(line))["event"] == "run_finished"
-            or (event["event"] == "unit_finished" and event["result"]["unit"]["path"] == "test_killed.py")
-        )
-    ]
-    record.write_text("".join(lines))
+    end_without(first, "test_killed.py")
     (tmp_path / "mended").touch()
     (tmp_path / "test_changed.py").write_text(files["test_changed.py"] + "# changed\n")
     log.write_text("")
@@ -57,6 +48,20 @@ def test_a_resumed_run_keeps_what_passed_runs_the_rest_and_reports_all(tmp_path:
     kept = second.results["test_kept.py"]["directory"]
     assert kept == first_directory, "what it printed is in the run that ran it"
     assert "test_kept.py" in Path(kept, "output.log").read_text()
+
+
+def end_without(done: Done, path: str) -> None:
+    """Make the record of a run that of one which was killed while it ran this unit."""
+    record, report = done.record / "events.jsonl", Path(done.results[path]["directory"], "report.jsonl")
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    kept = [
+        line
+        for line in lines
+        if line["event"] != "run_finished"
+        and not (line["event"] == "unit_finished" and line["result"]["unit"]["path"] == path)
+    ]
+    record.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+    report.write_text("".join(report.read_text().splitlines(keepends=True)[:-1]))
 
 
 def test_a_run_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -111,14 +116,11 @@ def test_a_file_of_which_a_part_failed_runs_again_with_all_its_tests(tmp_path: P
 @pytest.mark.full
 def test_a_file_of_which_a_part_has_no_outcome_runs_again(tmp_path: Path) -> None:
     write_suite(tmp_path, {"pyproject.toml": "[tool.rlharness]\n", "test_many.py": MANY, "mended": ""})
-    record = run(tmp_path, "run", "--gpus", "sim:4").record / "events.jsonl"
-    lines = record.read_text().splitlines(keepends=True)
-    at = max(number for number, line in enumerate(lines) if '"event": "unit_finished"' in line)
-    record.write_text("".join(lines[:at]))
+    done = run(tmp_path, "run", "--gpus", "sim:4")
+    end_without(done, max(PARTS))
     assert not any(resumed(tmp_path, "--gpus", "sim:4").values())
 
 
-@pytest.mark.full
 def test_a_group_of_files_is_kept_only_as_the_group_that_passed(tmp_path: Path) -> None:
     one = "def test_it(): pass\n"
     files = {"test_a.py": one, "test_b.py": one, "pyproject.toml": "[tool.rlharness]\n"}
