@@ -105,10 +105,11 @@ def _cases(result: UnitResult, report: TestReport, unreadable: str) -> Iterator[
     # Pytest left tests out by its own choice, as with -x; not where rlharness ended the file.
     stopped = report.finished_exit is not None and result.outcome in (*PASSING, Outcome.FAILED, Outcome.LEANING)
     is_explained = False
+    lost = {each.nodeid: each.reason for each in report.lost}
     for nodeid in report.all_ids():
         outcome = report.outcome_of(nodeid)
         is_explained |= outcome in BAD or (outcome is TestOutcome.UNSTARTED and not stopped)
-        end = report.ends.get(nodeid, TestEnd(outcome, 0.0, "", ""))
+        end = report.ends.get(nodeid) or TestEnd(outcome, 0.0, lost.get(nodeid, ""), "")
         children: list[Element | None] = [*_failures(end, result)] or [_end(end, outcome, result, stopped)]
         printed = _printed(end, result.directory) if outcome in BAD else []
         yield _case(*_names(nodeid), _properties(end.properties), *children, *printed, seconds=end.duration_s)
@@ -151,10 +152,10 @@ def _failures(end: TestEnd, result: UnitResult) -> list[Element]:
 
 def _end(end: TestEnd, outcome: TestOutcome, result: UnitResult, stopped: bool) -> Element | None:
     """Return the result of a test; None if it passed."""
-    why = result.reason or result.outcome.value
+    why = end.reason or result.reason or result.outcome.value
     match outcome:
         case TestOutcome.FAILED | TestOutcome.ERROR if result.is_accepted:
-            return _result("skipped", f"{result.outcome.value}: {why}", "leaning", end.text)
+            return _result("skipped", f"{result.outcome.value}: {result.reason}", "leaning", end.text)
         case TestOutcome.FAILED | TestOutcome.ERROR | TestOutcome.SKIPPED:
             tag = "failure" if outcome is TestOutcome.FAILED else outcome.value
             return _result(tag, end.reason, outcome.value, end.text)

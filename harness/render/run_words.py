@@ -22,7 +22,7 @@ from harness.runner.report_file import TestReport, read_report
 from harness.runner.reruns.retries import read_attempts
 from harness.runner.schedule.splitting import Split
 from harness.runner.test_outcomes import TestCounts, TestOutcome
-from harness.runner.units import Attempt, Outcome, UnitResult, file_of
+from harness.runner.units import Outcome, UnitResult, file_of
 
 REASON_OF_CODE: dict[int, str] = {
     ExitCode.INTERRUPTED: "the run was interrupted",
@@ -230,26 +230,15 @@ def unit_failures(result: UnitResult) -> Iterator[Failure]:
         yield Failure(nodeid, "leaning" if why else end.outcome.value, reason, without_middle(end.text))
     if outcome is Outcome.INTERRUPTED:
         return
-    for nodeid in report.running:
-        yield Failure(nodeid, *_end_of(nodeid, result), "\n".join(output_tail(Path(result.directory, "stacks.txt"))))
-    if report.running or (failed and outcome in (Outcome.FAILED, Outcome.LEANING)):
+    for lost in report.lost:
+        stacks = output_tail(Path(result.directory, "stacks.txt"))
+        yield Failure(lost.nodeid, words(lost.how), lost.reason, "\n".join(stacks))
+    if report.lost or (failed and outcome in (Outcome.FAILED, Outcome.LEANING)):
         return
     text = "\n".join(text for _, text in report.collect_errors) or result.unit.collect_error
     if not text and result.directory:
         text = "\n".join(output_tail(Path(result.directory, "output.log")))
     yield Failure(result.unit.path, words(outcome.value), result.reason, without_middle(text))
-
-
-def _end_of(nodeid: str, result: UnitResult) -> tuple[str, str]:
-    """Return the outcome in words and the reason of a test that never ended: those of the process that it was in."""
-    attempts: tuple[UnitResult | Attempt, ...] = (result, *reversed(result.attempts))
-    for attempt in attempts:
-        with suppress(OSError, ReportError):
-            report = read_report(Path(attempt.directory, "report.jsonl"))
-            if nodeid in report.running:
-                lost = next((each for each in report.lost if each.nodeid == nodeid), None)
-                return (words(lost.how), lost.reason) if lost else (words(attempt.outcome.value), attempt.reason)
-    return words(result.outcome.value), result.reason
 
 
 def report_of(result: UnitResult) -> TestReport:

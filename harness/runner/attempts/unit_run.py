@@ -152,8 +152,7 @@ class UnitRunner(AttemptSpecs):
         reports = [Path(each, "report.jsonl") for each in directories if each]
         lost: dict[str, str] = {}
         with suppress(ReportError, OSError):
-            found = read_attempts(result)
-            lost = dict.fromkeys((*found.running, *(each.nodeid for each in found.lost)), result.reason)
+            lost = {each.nodeid: each.reason for each in read_attempts(result).lost}
         if stop := await self.suite.replay(reports, lost):
             self.stop(stop)
 

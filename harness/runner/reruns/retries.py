@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.bits.errors import ReportError
 from harness.runner.events import AttemptFailed, UnitFinished
 from harness.runner.gpu_memory import merge_uses
-from harness.runner.report_file import TestReport, read_report
+from harness.runner.report_file import LostTest, TestReport, read_report
 from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Attempt, Outcome, Unit, UnitResult
 
@@ -58,12 +58,17 @@ def rest_of(report: TestReport) -> tuple[str, ...]:
 def read_attempts(result: UnitResult) -> TestReport:
     """Return the tests of all attempts of a unit as one report: of a test that ran again, its last end.
 
+    Its `lost` has every test that never ended, those too whose attempt ended with them.
     Raises ReportError and OSError as `read_report` does.
     """
-    directories = [attempt.directory for attempt in result.attempts] + [result.directory]
-    merged = TestReport()
-    for report in (read_report(Path(directory, "report.jsonl")) for directory in directories if directory):
-        merged = _overlaid(merged, report)
+    merged, attempts = TestReport(), tuple[Attempt | UnitResult, ...]((*result.attempts, result))
+    for each in attempts:
+        if each.directory:
+            report = read_report(Path(each.directory, "report.jsonl"))
+            alone = {lost.nodeid for lost in report.lost}
+            running = (nodeid for nodeid in report.running if nodeid not in alone)
+            report.lost += tuple(LostTest(nodeid, each.outcome.value, each.reason) for nodeid in running)
+            merged = _overlaid(merged, report)
     return merged
 
 
@@ -75,6 +80,7 @@ def _overlaid(earlier: TestReport, later: TestReport) -> TestReport:
         suite_properties=(*earlier.suite_properties, *later.suite_properties),
         ends={nodeid: end for nodeid, end in earlier.ends.items() if nodeid not in later.running} | later.ends,
         running=(*(nodeid for nodeid in earlier.running if nodeid not in known), *later.running),
+        lost=(*(lost for lost in earlier.lost if lost.nodeid not in known), *later.lost),
     )
 
 

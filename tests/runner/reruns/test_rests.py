@@ -91,6 +91,9 @@ def test_tests_after_a_crash_and_after_a_timeout_run(tmp_path: Path, isolate: st
         "test_fails": ["failure"],
         "test_after": [],
     }
+    messages = {name: case[0].get("message") or "" for name, case in cases.items() if len(case)}
+    assert "SIGSEGV" in messages["test_crashes"]
+    assert "ran longer than its own limit of 1 s" in messages["test_hangs"]
     again = run(suite, "plan", "--gpus", "none", "--last-failed")
     assert "--last-failed: 3 tests of run" in " ".join((again.stdout + again.stderr).split())
 
