@@ -1,10 +1,11 @@
-"""The runner's side of an attempt: starts its supervisor, sends it orders and receives its end.
+"""The runner's side of an attempt: gives it to a supervisor, sends that orders and receives its end.
 
-    run() ──fork server──▶ supervisor ("started", "terminating", "finished" as JSON lines on its stdout)
+    run() ──fork server──▶ supervisor ("taken", "terminating", "finished" as JSON lines on its stdout)
       │ cancel(), kill(): a word on its stdin. The pipe closing (this process died) makes it kill the tree.
       ├─ a supervisor that was stopped is continued, one that is overdue is killed.
       ├─ the supervisor's stdout closing without "finished": it was killed, and the tree is ended from here.
-      └─ "finished" with an unkillable process: the supervisor stays until it ends, and is then reaped.
+      ├─ "finished" with an unkillable process: the supervisor stays until it ends, and is then reaped.
+      └─ "finished" otherwise: the supervisor waits for its next attempt.
 
 Whatever happens ends in one future, `_Attempt.ended`; cancelling run() kills the tree and still waits for it.
 """
@@ -19,7 +20,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ LACKING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 RESCUE_S = 5.0
 RESCUE_ROUND_S = 0.05
 WATCH_S = 1.0
+ENDING_S = 5.0
 OVERDUE_S = 30.0
 """A supervisor that has not reported its end so long after the limits of its attempt is killed."""
 
@@ -134,17 +136,20 @@ class Supervisors:
 
     def __init__(self, backend: str, run_id: str, py_spy: str = "") -> None:
         syscalls.become_subreaper()  # orphans of a killed supervisor come to us
-        self._tier = backend
+        self._backend = backend
         self._cgroup_prefix = f"{cgroup_home()}/rlharness-{run_id}" if backend == "cgroup" else ""
         self._py_spy = py_spy
         self._live: dict[str, _Attempt] = {}
-        self._staying: set[_Attempt] = set()
+        self._supervisors: set[_Supervisor] = set()
+        self._idle: list[_Supervisor] = []
         self._fork_server = ForkServer()
         self.parent: Parent | None = None
         """Where the leader of a spec with a `session` is forked from; None to start a program for each."""
 
     def close(self) -> None:
-        """Make no more supervisors; those that stay with the unkillable are left to it."""
+        """End the supervisors without an attempt, and make no more; those that stay with the unkillable are left."""
+        while self._idle:
+            self._idle.pop().close()
         self._fork_server.close()
 
     async def run(self, spec: ProcessSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> ProcessEnd:
@@ -152,138 +157,162 @@ class Supervisors:
 
         Cancelling the task kills the tree, waits until none of it lives, then lets the cancellation through.
         """
-        cgroup = f"{self._cgroup_prefix}-{os.path.basename(spec.marker)}" if self._cgroup_prefix else ""
-        attempt = _Attempt(spec, _Means(self._tier, cgroup, self._py_spy), on_terminating, self._unrelated_pids)
-        self._live[spec.marker] = attempt
-        cancelled: asyncio.CancelledError | None = None
+        attempt = self._live[spec.marker] = _Attempt(spec, on_terminating, self._unrelated_pids)
         try:
-            attempt.start(*await self._supervisor(attempt))
-            while not attempt.ended.done():
-                try:
-                    await asyncio.shield(attempt.ended)
-                except asyncio.CancelledError as error:  # however often: the tree comes first
-                    cancelled = error
-                    attempt.order("kill")
-            end = attempt.ended.result()
+            while (end := await self._end_of(attempt)) is None:
+                pass
         finally:
             del self._live[spec.marker]
-            if attempt.is_open:
-                self._staying.add(attempt)
-                attempt.on_closed = self._staying.discard
+        return end
+
+    async def _end_of(self, attempt: "_Attempt") -> ProcessEnd | None:
+        """Return the end of an attempt; None where its supervisor was lost before it had taken the order."""
+        supervisor = await self._supervisor(attempt.spec)
+        cancelled: asyncio.CancelledError | None = None
+        attempt.start(supervisor, self._order(attempt.spec, supervisor))
+        while not attempt.ended.done():
+            try:
+                await asyncio.shield(attempt.ended)
+            except asyncio.CancelledError as error:  # however often: the tree comes first
+                cancelled = error
+                attempt.say("kill")
+        try:
+            end = attempt.ended.result()
+        finally:
+            if attempt.has_finished:
+                self._idle.append(supervisor)
+            if attempt.has_finished or not supervisor.is_open:  # else it stays with the unkillable
+                self._let_go(attempt)
+            else:
+                attempt.on_closed = lambda: self._let_go(attempt)
         if cancelled is not None:
             raise cancelled
         return end
 
+    def _let_go(self, attempt: "_Attempt") -> None:
+        """Forget a supervisor that has been reaped; an empty supervisor.log is removed."""
+        self._supervisors = {each for each in self._supervisors if each.is_open}
+        with contextlib.suppress(OSError):  # the tests may have done anything to it
+            if os.lstat(log := os.path.join(attempt.spec.directory, "supervisor.log")).st_size == 0:
+                os.unlink(log)
+
     def cancel(self, marker: str) -> None:
         """End the attempt in order: SIGINT, SIGTERM, SIGKILL."""
         if attempt := self._live.get(marker):
-            attempt.order("cancel")
+            attempt.say("cancel")
 
     def kill(self, marker: str) -> None:
         """End the attempt at once."""
         if attempt := self._live.get(marker):
-            attempt.order("kill")
+            attempt.say("kill")
 
     def pid_of(self, marker: str) -> int:
         """Return the supervisor of an attempt, below which its processes are; 0 while it has none."""
         attempt = self._live.get(marker)
-        return attempt.pid if attempt is not None and attempt.is_open else 0
+        return attempt.supervisor.pid if attempt and attempt.supervisor and attempt.supervisor.is_open else 0
 
-    async def _supervisor(self, attempt: "_Attempt") -> tuple[Forked, bool]:
-        """Return a supervisor for an attempt, and whether it was forked from the parent."""
-        spec, parent = attempt.spec, self.parent
+    async def _supervisor(self, spec: ProcessSpec) -> "_Supervisor":
+        """Return a supervisor without an attempt: for a `session` one that was forked from the parent, if it can be."""
+        is_parents = spec.session is not None and self.parent is not None
+        if found := next((each for each in self._idle if each.is_parents == is_parents), None):
+            self._idle.remove(found)
+            return found
         with open_for_writing(os.path.join(spec.directory, "supervisor.log")) as file:
-            log = file.fileno()
-            if parent is not None and spec.session is not None and (forked := await parent.fork(log)) is not None:
-                return forked, True
-            return self._fork_server.fork(log), False
+            forked = await self.parent.fork(file.fileno()) if is_parents and self.parent is not None else None
+            supervisor = _Supervisor(forked or self._fork_server.fork(file.fileno()), is_parents=forked is not None)
+        self._supervisors.add(supervisor)
+        return supervisor
+
+    def _order(self, spec: ProcessSpec, supervisor: "_Supervisor") -> str:
+        cgroup = f"{self._cgroup_prefix}-{os.path.basename(spec.marker)}" if self._cgroup_prefix else ""
+        means = {"tier": self._backend, "cgroup": cgroup, "py_spy": self._py_spy}
+        given = {each.name: getattr(spec, each.name) for each in fields(spec)}
+        return json.dumps(given | means | ({} if supervisor.is_parents else {"session": None}))
 
     def _unrelated_pids(self) -> frozenset[int]:
         """The fork server and the supervisors that live: no orphans of a lost one."""
-        open_ones = (attempt.pid for attempt in (*self._live.values(), *self._staying) if attempt.is_open)
+        open_ones = (each.pid for each in self._supervisors if each.is_open)
         parent = (self.parent.pid,) if self.parent is not None and self.parent.pid else ()
         return frozenset((self._fork_server.pid, *parent, *open_ones))
 
 
-@dataclass(frozen=True, slots=True)
-class _Means:
-    """With what a supervisor holds its tree and looks at it."""
+class _Supervisor:
+    """A supervisor process, a child of this one, and our ends of its pipes."""
 
-    backend: str
-    cgroup: str
-    """The control group's directory, which the supervisor makes; empty in other tiers."""
-    py_spy: str
+    def __init__(self, forked: Forked, *, is_parents: bool) -> None:
+        self.pid, self.stdin, self.stdout = forked
+        self.is_parents = is_parents
+        """Whether it was forked from the parent, so that its leaders can be."""
+        process = process_tree.read_process(self.pid)  # cannot be gone: it has not been reaped
+        self.start_ticks = process.start_ticks if process else 0
+        self.num_attempts = 0
+        self.is_open = True
+        """Whether it has not been reaped."""
+
+    def close(self) -> None:
+        """Let go of its pipes, at which it ends, and reap it."""
+        os.close(self.stdin)
+        os.close(self.stdout)
+        self.is_open = False
+        rescue.reap(self.pid, ENDING_S)
 
 
 class _Attempt:
-    """One supervisor process and what it has said so far."""
+    """One attempt, and what its supervisor has said so far."""
 
     def __init__(
-        self,
-        spec: ProcessSpec,
-        means: _Means,
-        on_terminating: Callable[[str], None],
-        unrelated_pids: Callable[[], frozenset[int]],
+        self, spec: ProcessSpec, on_terminating: Callable[[str], None], unrelated_pids: Callable[[], frozenset[int]]
     ) -> None:
         self.spec = spec
-        self.means = means
         self._on_terminating = on_terminating
         self._unrelated_pids = unrelated_pids
         self._loop = asyncio.get_running_loop()
         self._started_s = self._loop.time()
-        limits = (spec.timeout_s, spec.grace_s, spec.unkillable_after_s, OVERDUE_S)
-        self._overdue_s = self._started_s + sum(limits)
+        self._overdue_s = self._started_s + spec.timeout_s + spec.grace_s + spec.unkillable_after_s + OVERDUE_S
         self._rescue_until_s = 0.0
-        self.ended: asyncio.Future[ProcessEnd] = self._loop.create_future()
-        self.is_open = False
-        """Whether the supervisor has been started and not been reaped."""
-        self.on_closed: Callable[[_Attempt], None] = lambda attempt: None
-        self.pid = 0
-        self._stdin = self._stdout = -1
-        self._start_ticks = 0
-        self._early: list[str] = []
-        """Said before there was a supervisor to hear it."""
+        self._since_ticks = 0
+        self.ended: asyncio.Future[ProcessEnd | None]
+        """None where the supervisor was lost before it had taken the order."""
+        self.supervisor: _Supervisor | None = None
+        self.has_finished = False
+        """Whether the supervisor can have the next attempt."""
+        self.on_closed: Callable[[], None] = lambda: None
+        self._cgroup = ""
+        self._said: list[str] = []
         self._heard = b""
-        self._finished: ProcessEnd | None = None
+        self._is_taken = False
+        self._end: ProcessEnd | None = None
         self._bug: Exception | None = None
 
-    def start(self, forked: Forked, is_parents: bool) -> None:
+    def start(self, supervisor: _Supervisor, order: str) -> None:
         """Give its order to the supervisor."""
-        spec = self.spec
-        order = {
-            "argv": list(spec.argv),
-            "cwd": spec.cwd,
-            "env": spec.env,
-            "directory": spec.directory,
-            "timeout_s": spec.timeout_s,
-            "startup_timeout_s": spec.startup_timeout_s,
-            "grace_s": spec.grace_s,
-            "unkillable_after_s": spec.unkillable_after_s,
-            "stdin": spec.stdin,
-            "pid_file": spec.pid_file,
-            "tier": self.means.backend,
-            "cgroup": self.means.cgroup,
-            "py_spy": self.means.py_spy,
-            "session": spec.session if is_parents else None,
-        }
-        self.pid, self._stdin, self._stdout = forked
-        self.is_open = True
-        process = process_tree.read_process(self.pid)  # cannot be gone: it has not been reaped
-        self._start_ticks = process.start_ticks if process else 0
-        self._loop.add_reader(self._stdout, self._guarded, self._on_readable)
+        self.supervisor, self.ended, self._heard = supervisor, self._loop.create_future(), b""
+        supervisor.num_attempts += 1
+        self._since_ticks = process_tree.ticks_now()
+        self._cgroup = json.loads(order)["cgroup"]
+        self._loop.add_reader(supervisor.stdout, self._guarded, self._on_readable)
         self._loop.call_later(WATCH_S, self._guarded, self._watch)
-        for text in (json.dumps(order), *self._early):
-            self.order(text)
+        for text in (order, *self._said):
+            self._send(text)
 
-    def order(self, text: str) -> None:
-        """Tell the supervisor, once it has its order; one that is gone is noticed by its stdout closing."""
-        if not self.is_open:
-            self._early.append(text)
-            return
-        unsent = memoryview(text.encode() + b"\n")
+    def say(self, word: str) -> None:
+        """Tell the supervisor, once it has its order."""
+        self._said.append(word)
+        if self.supervisor is not None:
+            self._send(word)
+
+    def _send(self, text: str) -> None:
+        """Write a line; a supervisor that is gone is noticed by its stdout closing."""
+        supervisor = self._supervisor
+        unsent = memoryview(text.encode() + b"\n" if supervisor.is_open else b"")
         with contextlib.suppress(BrokenPipeError):
             while unsent:
-                unsent = unsent[os.write(self._stdin, unsent) :]
+                unsent = unsent[os.write(supervisor.stdin, unsent) :]
+
+    @property
+    def _supervisor(self) -> _Supervisor:
+        assert self.supervisor is not None
+        return self.supervisor
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Take a step that the event loop calls; what it raises is raised by `ended`, once the tree has been killed."""
@@ -291,49 +320,58 @@ class _Attempt:
             step()
         except Exception as error:  # our own bug: left to the event loop, the end would be waited for for ever
             self._bug = self._bug or error
-            self.order("kill")
-            if not self.is_open and not self.ended.done():  # no step will follow
+            self._send("kill")
+            if not self._supervisor.is_open and not self.ended.done():  # no step will follow
                 self.ended.set_exception(self._bug)
 
     def _on_readable(self) -> None:
-        chunk = os.read(self._stdout, 1 << 16)
+        chunk = os.read(self._supervisor.stdout, 1 << 16)
         if not chunk:
-            self._close()
-            if self._finished is not None:
-                self._settle(self._finished)
-            else:
-                self._rescue_until_s = self._loop.time() + RESCUE_S
-                self._rescue()
+            self._on_lost()
             return
         *lines, self._heard = (self._heard + chunk).split(b"\n")
         for line in lines:
             self._on_message(json.loads(line))
 
+    def _on_lost(self) -> None:
+        """Reap the supervisor, and see to what it held."""
+        supervisor = self._supervisor
+        self._loop.remove_reader(supervisor.stdout)
+        supervisor.close()
+        self.on_closed()
+        if self._end is not None:
+            self._settle(self._end)
+        elif supervisor.num_attempts > 1 and not self._is_taken:
+            self._settle(None)
+        else:
+            self._rescue_until_s = self._loop.time() + RESCUE_S
+            self._rescue()
+
     def _on_message(self, message: dict[str, Any]) -> None:
-        if message["e"] == "terminating":
-            self._on_terminating(message["reason"])
-        elif message["e"] == "finished":
-            self._finished = ProcessEnd(
-                message["exit_code"],
-                message["signal"],
-                message["reason"],
-                tuple(message["left_behind"]),
-                tuple(message["unkillable"]),
-                message["duration_s"],
-            )
-            if self._finished.unkillable:  # its supervisor stays; nobody waits for it
-                self._settle(self._finished)
+        match message.pop("e"):
+            case "taken":
+                self._is_taken = True
+            case "terminating":
+                self._on_terminating(message["reason"])
+            case "finished":
+                left = {name: tuple(message[name]) for name in ("left_behind", "unkillable")}
+                self._end = ProcessEnd(**message | left)
+                if not self._end.unkillable:  # else its supervisor stays; nobody waits for it
+                    self.has_finished = True
+                    self._loop.remove_reader(self._supervisor.stdout)
+                self._settle(self._end)
 
     def _watch(self) -> None:
         """See to it that the supervisor goes on, whatever its tests do to it, while its end is waited for."""
-        if not self.is_open or self.ended.done():
+        if self.ended.done() or not self._supervisor.is_open:
             return
-        rescue.keep_going(self.pid, self._start_ticks, is_overdue=self._loop.time() > self._overdue_s)
+        is_overdue = self._loop.time() > self._overdue_s
+        rescue.keep_going(self._supervisor.pid, self._supervisor.start_ticks, is_overdue=is_overdue)
         self._loop.call_later(WATCH_S, self._guarded, self._watch)
 
     def _rescue(self) -> None:
         """End what a lost supervisor held, a round now and one later, until nobody is left or time is up."""
-        left = rescue.rescue_round(self.means.cgroup, self.spec.marker, self._start_ticks, self._unrelated_pids())
+        left = rescue.rescue_round(self._cgroup, self.spec.marker, self._since_ticks, self._unrelated_pids())
         now_s = self._loop.time()
         if left and now_s < self._rescue_until_s:
             self._loop.call_later(RESCUE_ROUND_S, self._guarded, self._rescue)
@@ -341,26 +379,13 @@ class _Attempt:
         unkillable = tuple(process_tree.describe(process) for process in left)
         self._settle(ProcessEnd(None, None, "supervisor_lost", (), unkillable, now_s - self._started_s))
 
-    def _settle(self, end: ProcessEnd) -> None:
+    def _settle(self, end: ProcessEnd | None) -> None:
         if self.ended.done():
             return
         if self._bug is not None:
             self.ended.set_exception(self._bug)
         else:
             self.ended.set_result(end)
-
-    def _close(self) -> None:
-        """Reap the supervisor, let go of its pipes; an empty supervisor.log is removed."""
-        self._loop.remove_reader(self._stdout)
-        os.close(self._stdin)
-        os.close(self._stdout)
-        self.is_open = False
-        os.waitpid(self.pid, 0)  # its stdout has closed, so it is going
-        self.on_closed(self)
-        log = os.path.join(self.spec.directory, "supervisor.log")
-        with contextlib.suppress(OSError):  # the tests may have done anything to it
-            if os.lstat(log).st_size == 0:
-                os.unlink(log)
 
 
 def _exhaustion_in(errors: Iterable[str]) -> ExhaustedError | None:

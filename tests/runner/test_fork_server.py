@@ -18,6 +18,8 @@ from harness.process.supervisor.process_tree import Process
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors
 
 Eventually = Callable[[Callable[[], object], str], Awaitable[None]]
+NUM_FILES = 5
+"""Of a supervisor: its three, and a pipe by which signals wake it."""
 QUICK_S = 2.0
 """Long enough for another Python to start and answer, also on a busy machine."""
 
@@ -69,7 +71,7 @@ def test_a_supervisor_is_our_own_child_in_a_session_of_its_own(
 
     async def have_let_go() -> None:
         names = [f"/proc/{supervisor.pid}/fd" for supervisor in supervisors]
-        await eventually(lambda: {len(os.listdir(name)) for name in names} == {3}, "they let go of all other files")
+        await eventually(lambda: {len(os.listdir(name)) for name in names} == {NUM_FILES}, "they let go of all others")
 
     asyncio.run(have_let_go())
     assert process_tree.children(server.pid) == []

@@ -214,6 +214,10 @@ class PidNamespace(Subreaper):
         if init := process_tree.read_process(self._init_pid):
             process_tree.send_signal(init, signal.SIGKILL)
 
+    def close(self) -> None:
+        if self._status_fd >= 0:
+            os.close(self._status_fd)
+
     def _read_status(self) -> None:
         try:
             text = os.read(self._status_fd, 64)

@@ -1,4 +1,5 @@
-"""The life of one attempt, from the runner's order to the proof that none of its processes lives.
+"""A supervisor: it carries out one attempt after another, each from the runner's order to the proof that none of its
+processes lives.
 
     RUNNING ──leader ended──▶ SETTLING ──none left──▶ done
        │                         └──some left──▶ KILLING
@@ -6,7 +7,8 @@
     KILLING: SIGKILL to all, again and again ──none left──▶ done
        └─some left after `unkillable_after_s`──▶ reported as an outcome; this process stays until they are gone
 
-One thread, one loop, woken by its two pipes (orders, SIGCHLD) and by the next deadline.
+One thread, one loop, woken by its two pipes (orders, SIGCHLD) and by the next deadline. The end of its orders is that
+of the runner: then it kills the tree and ends.
 """
 
 import contextlib
@@ -16,7 +18,8 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -59,14 +62,47 @@ class Phase(Enum):
     UNKILLABLE = "unkillable"
 
 
-class Attempt:
-    """One attempt: its order (see `attempt.ProcessSpec`), its containment, and the phase it is in."""
+class Inbox:
+    """What the runner says: an order in JSON, and for the attempt that goes on the words "cancel" and "kill"."""
 
-    def __init__(self, order: dict[str, Any], containment: Containment, clock: Clock, lead: Lead | None = None) -> None:
+    def __init__(self) -> None:
+        self.is_open = True
+        self._lines: deque[bytes] = deque()
+        self._rest = b""
+
+    def next_order(self) -> bytes:
+        """Wait for an order; words that came too late for their attempt are left out. Empty once the runner is gone."""
+        while self.is_open:
+            if not self._lines:
+                self.read()
+            elif (line := self._lines.popleft()).startswith(b"{"):
+                return line
+        return b""
+
+    def words(self) -> Iterator[bytes]:
+        """Take what has been read."""
+        while self._lines:
+            yield self._lines.popleft()
+
+    def read(self) -> None:
+        """Read what there is, once; waits for it."""
+        chunk = os.read(0, 1 << 16)
+        self.is_open = bool(chunk)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._lines += lines
+
+
+class Attempt:
+    """One attempt: its order (see `supervisor_client.ProcessSpec`), its containment, and the phase it is in."""
+
+    def __init__(
+        self, order: dict[str, Any], containment: Containment, clock: Clock, inbox: Inbox, lead: Lead | None
+    ) -> None:
         self.order = order
         self.lead = lead
         self.containment = containment
         self.clock = clock
+        self.inbox = inbox
         self.started_s = clock.monotonic_s()
         self.deadlines = Deadlines(self.started_s, order["timeout_s"], order["startup_timeout_s"])
         self.phase = Phase.RUNNING
@@ -76,14 +112,11 @@ class Attempt:
         self.left_behind: list[str] = []
         report = os.path.join(order["directory"], "report.jsonl")
         self.report = GrowingLines(GrowingFile(report, max_bytes=UNLIMITED))
-        self.orders_rest = b""
-        self.orders_open = True
 
     def start(self) -> None:
-        """Fork the leader, and say so."""
+        """Fork the leader."""
         self.read_report(self.started_s)  # opened before the tests can put anything in its place
         self.containment.spawn(lambda: become_leader(self.order, self.lead))
-        say({"e": "started"})
 
     def step(self) -> bool:
         """Look at everything once and act; whether the attempt is over."""
@@ -91,7 +124,6 @@ class Attempt:
         self.containment.reap()
         self.read_report(now_s)
         if self.containment.is_gone:
-            self.say_finished()
             return True
         if self.phase is Phase.RUNNING:
             if self.containment.leader_status is not None:
@@ -158,14 +190,14 @@ class Attempt:
         pause_s = {Phase.KILLING: KILL_ROUND_S, Phase.SETTLING: KILL_ROUND_S, Phase.UNKILLABLE: UNKILLABLE_POLL_S}
         poll = select.poll()
         poll.register(wake_fd, select.POLLIN)
-        if self.orders_open:
+        if self.inbox.is_open:
             poll.register(0, select.POLLIN)
-        events = poll.poll(pause_s.get(self.phase, POLL_S) * 1000)
-        for fd, _ in events:
+        for fd, _ in poll.poll(pause_s.get(self.phase, POLL_S) * 1000):
             if fd == wake_fd:
                 self.on_signals(os.read(wake_fd, 512))
             else:
-                self.read_requests()
+                self.inbox.read()
+                self.heed()
 
     def on_signals(self, signums: bytes) -> None:
         """Kill the tree when this process gets a signal to end: it has no other task, and the runner sends none."""
@@ -173,23 +205,15 @@ class Attempt:
             self.reason = self.reason or "supervisor_lost"
             self.kill()
 
-    def read_requests(self) -> None:
-        """Take the runner's orders; its end of the pipe closing means that it is gone."""
-        chunk = os.read(0, 4096)
-        if not chunk:
-            self.orders_open = False
-            self.kill()
-            return
-        self.take_requests(chunk)
-
-    def take_requests(self, chunk: bytes) -> None:
-        """Act on each whole line of `chunk`, keep the rest."""
-        *lines, self.orders_rest = (self.orders_rest + chunk).split(b"\n")
-        for line in lines:
-            if line == b"cancel":
+    def heed(self) -> None:
+        """Act on what the runner has said; its end of the pipe closing means that it is gone."""
+        for word in self.inbox.words():
+            if word == b"cancel":
                 self.terminate("cancelled")
-            elif line == b"kill":
+            elif word == b"kill":
                 self.kill()
+        if not self.inbox.is_open:
+            self.kill()
 
     def read_report(self, now_s: float) -> None:
         """Feed the report's new whole lines to the deadlines."""
@@ -212,8 +236,6 @@ class Attempt:
 
     def say_finished(self, unkillable: list[str] | None = None) -> None:
         """The last word for the runner, once."""
-        if self.phase is Phase.UNKILLABLE:
-            return
         status = self.containment.leader_status
         code = os.waitstatus_to_exitcode(status) if status is not None else None
         say(
@@ -316,39 +338,31 @@ def main() -> None:
 
 
 def supervise(lead: Lead | None = None) -> None:
-    """The life of a supervisor: read one order from stdin, carry it out. `lead` is the leader of an order to fork."""
-    line, rest = read_line(b"")
-    if not line:
-        return  # the runner went before it had given its order: nothing was started
-    order = json.loads(line)
-    containment = make_containment(order["tier"], order["cgroup"])
-    try:
-        run(order, rest, containment, lead)
-    finally:
-        containment.close()
-
-
-def read_line(text: bytes) -> tuple[bytes, bytes]:
-    """Return the next line of standard input, of which `text` has been read, and what follows; empty at its end."""
-    while b"\n" not in text:
-        chunk = os.read(0, 1 << 16)
-        if not chunk:
-            return b"", b""
-        text += chunk
-    line, rest = text.split(b"\n", 1)
-    return line, rest
-
-
-def run(order: dict[str, Any], orders_rest: bytes, containment: Containment, lead: Lead | None) -> None:
-    """Carry out one order."""
+    """The life of a supervisor: carry out orders from standard input. `lead` is the leader of an order to fork."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
     for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    attempt = Attempt(order, containment, SystemClock(), lead)
-    attempt.start()
-    attempt.take_requests(orders_rest)
-    while not attempt.step():
-        attempt.wait(wake_read)
+    inbox, clock = Inbox(), SystemClock()
+    while line := inbox.next_order():
+        order = json.loads(line)
+        with open_for_writing(os.path.join(order["directory"], "supervisor.log"), appends=True) as log:
+            os.dup2(log.fileno(), 2)
+        containment = make_containment(order["tier"], order["cgroup"])
+        say({"e": "taken"})
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake_read, 1 << 16)  # of the attempt before
+        attempt = Attempt(order, containment, clock, inbox, lead)
+        try:
+            attempt.start()
+            attempt.heed()
+            while not attempt.step():
+                attempt.wait(wake_read)
+            if attempt.phase is Phase.UNKILLABLE:  # its end has been said
+                return
+            attempt.say_finished()
+        finally:
+            attempt.report.file.close()
+            containment.close()

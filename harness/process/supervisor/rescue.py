@@ -18,7 +18,7 @@ def rescue_round(cgroup: str, marker: str, since_ticks: int, spare_pids: frozens
     """Kill once what a lost supervisor left; returns who still lived before this round, so [] is the proof.
 
     The runner is a subreaper, so orphans have become its children: each child that started no earlier than the
-    supervisor (`since_ticks`) and is not in `spare_pids` (living supervisors) is one, with all its descendants.
+    attempt (`since_ticks`) and is not in `spare_pids` (living supervisors) is one, with all its descendants.
     Members of the attempt's control group (`cgroup`, "" for none) and processes that carry `marker` ("" for none) are
     taken too.
     """

@@ -23,7 +23,7 @@ from harness.process.exhaustion import reason_of
 from harness.process.growing_file import GrowingFile
 from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.process.scratch import make_scratch_root, remove_abandoned, remove_tree
-from harness.process.supervisor.main import read_line
+from harness.process.supervisor.main import Inbox
 from harness.process.supervisor_client import ProcessSpec, Supervisors, find_py_spy, probe_backends
 
 ITEM_BYTES = 48 * 1024
@@ -38,12 +38,11 @@ def main() -> None:
     if child := os.fork():
         os.waitpid(child, 0)
         return
-    line, rest = read_line(b"")
-    if not line:
+    inbox = Inbox()
+    if not (line := inbox.next_order()):
         return
-    order = json.loads(line)
     try:
-        asyncio.run(_carry_out(order, rest))
+        asyncio.run(_carry_out(json.loads(line), is_cancelled=any(inbox.words())))
     except (OSError, HarnessError) as error:
         say(k="refused", why=reason_of(error))
 
@@ -56,7 +55,7 @@ def say(**event: Any) -> None:
             text = text[os.write(1, text) :]
 
 
-async def _carry_out(order: dict[str, Any], rest: bytes) -> None:
+async def _carry_out(order: dict[str, Any], *, is_cancelled: bool) -> None:
     if why := differing(order["sources"]):
         say(k="refused", why=why)
         return
@@ -81,7 +80,7 @@ async def _carry_out(order: dict[str, Any], rest: bytes) -> None:
             supervisors.kill(spec.marker)
 
         loop.add_reader(0, hear)
-        if rest:
+        if is_cancelled:
             supervisors.cancel(spec.marker)
         files = {name: GrowingFile(os.path.join(spec.directory, name), max_bytes=UNLIMITED) for name in GROWING}
         while not running.done():

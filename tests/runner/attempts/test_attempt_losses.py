@@ -67,10 +67,11 @@ def whole_tree(living: Living, eventually: Eventually) -> Callable[[ProcessSpec]
 
 
 @pytest.fixture(autouse=True)
-def everybody_is_reaped(new_children: Callable[[], list[Process]]) -> Iterator[None]:
-    """No supervisor and no orphan stays, not even as a zombie."""
+def everybody_is_reaped(supervisors: Supervisors, new_children: Callable[[], list[Process]]) -> Iterator[None]:
+    """No orphan stays, not even as a zombie, and no supervisor but those that wait for an attempt."""
     yield
-    assert new_children() == []
+    waiting = {each.pid for each in supervisors._idle}
+    assert [child for child in new_children() if child.pid not in waiting] == []
 
 
 STOPS_ITS_SUPERVISOR = "import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(60)\n"
@@ -129,6 +130,34 @@ def test_the_loss_of_one_supervisor_touches_nobody_else(
         inherited.kill()
 
 
+def test_a_supervisor_lost_between_two_attempts_costs_none(
+    supervisors: Supervisors, spec: MakeSpec, living: Living
+) -> None:
+    before, after = spec("import sys; sys.exit(3)"), spec("import sys; sys.exit(4)")
+    assert asyncio.run(supervisors.run(before)).exit_code == 3
+    pid = supervisors._idle[-1].pid
+    os.kill(pid, signal.SIGKILL)
+    end = asyncio.run(supervisors.run(after))
+    assert (end.exit_code, end.reason) == (4, "")
+    assert process_tree.read_process(pid) is None, "it has been reaped"
+
+
+def test_a_supervisor_that_was_told_to_end_ends_its_tree_and_carries_out_the_next_attempt(
+    supervisors: Supervisors, spec: MakeSpec, whole_tree: WholeTree
+) -> None:
+    ended = spec(TREE)
+
+    async def scenario() -> ProcessEnd:
+        attempt = asyncio.ensure_future(supervisors.run(ended))
+        await whole_tree(ended)
+        [pid] = supervisor_pids(ended)
+        os.kill(pid, signal.SIGTERM)
+        return await attempt
+
+    assert asyncio.run(scenario()).reason == "supervisor_lost"
+    assert asyncio.run(supervisors.run(spec("import sys; sys.exit(4)"))).exit_code == 4
+
+
 @contextmanager
 def frozen(pid: int, name: str) -> Iterator[None]:
     """Put a process beyond the reach of SIGKILL, as a driver call that never returns does."""
@@ -153,7 +182,6 @@ def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
     living: Living,
     eventually: Eventually,
     whole_tree: WholeTree,
-    new_children: Callable[[], list[Process]],
 ) -> None:
     older, stuck = spec(TREE), spec(TREE, unkillable_after_s=0.3)
     try:
@@ -179,7 +207,7 @@ def test_an_unkillable_process_is_an_outcome_and_keeps_its_supervisor(
             assert (await lost).reason == "supervisor_lost"
             assert supervisor_pids(stuck) == [staying], "it stays, even while the orphans of another are ended"
         await eventually(lambda: not living(stuck.marker), "it goes once it can")
-        await eventually(lambda: not new_children(), "its supervisor goes with it, and is reaped")
+        await eventually(lambda: not supervisor_pids(stuck), "its supervisor goes with it, and is reaped")
         return end
 
     end = asyncio.run(scenario())
