@@ -136,11 +136,8 @@ def test_a_test_that_gets_no_process_fails_and_the_others_run(tmp_path: Path) ->
 def test_a_probe_that_cannot_fork_is_no_machine_without_containment(
     said: str, kind: type[HarnessError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: str, stdin: int, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
-        line = [sys.executable, "-c", f"raise SystemExit({said!r})"]
-        return subprocess.Popen(line, stdin=stdin, stdout=stdout, stderr=stderr)
-
-    monkeypatch.setattr(supervisor_client, "start_python", fail)
+    fails = [sys.executable, "-c", f"raise SystemExit({said!r})"]
+    monkeypatch.setattr(supervisor_client, "_python", lambda *arguments: fails)
     with pytest.raises(HarnessError, match="emporarily unavailable" if kind is ExhaustedError else said) as caught:
         supervisor_client.probe_backends()
     assert type(caught.value) is kind

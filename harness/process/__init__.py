@@ -1,1 +1,1 @@
-"""Supervised process trees: supervisors and fork server, containment, signals, scratch, ports, environments."""
+"""Supervised process trees: supervisors, containment, signals, scratch, ports, environments."""

@@ -1,6 +1,6 @@
 """The runner's side of an attempt: gives it to a supervisor, sends that orders and receives its end.
 
-    run() ──fork server──▶ supervisor ("taken", "terminating", "finished" as JSON lines on its stdout)
+    run() ──order──▶ supervisor ("taken", "terminating", "finished" as JSON lines on its stdout)
       │ cancel(), kill(): a word on its stdin. The pipe closing (this process died) makes it kill the tree.
       ├─ a supervisor that was stopped is continued, one that is overdue is killed.
       ├─ the supervisor's stdout closing without "finished": it was killed, and the tree is ended from here.
@@ -30,8 +30,9 @@ from harness.process.exhaustion import exhaustion_of
 from harness.process.scratch import require_proc
 from harness.process.supervisor import process_tree, rescue, syscalls
 from harness.process.supervisor.containment import BACKENDS, cgroup_home
-from harness.process.supervisor.fork_server import Forked, ForkServer, start_python
+from harness.process.supervisor.fork_server import Forked
 
+BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from harness.process.supervisor.main import main; main()"
 PROBE_S = 30.0
 LACKING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """Errors of a probe that say that processes, memory or descriptors have run out, and nothing of the machine."""
@@ -142,7 +143,6 @@ class Supervisors:
         self._live: dict[str, _Attempt] = {}
         self._supervisors: set[_Supervisor] = set()
         self._idle: list[_Supervisor] = []
-        self._fork_server = ForkServer()
         self.parent: Parent | None = None
         """Where the leader of a spec with a `session` is forked from; None to start a program for each."""
 
@@ -150,7 +150,6 @@ class Supervisors:
         """End the supervisors without an attempt, and make no more; those that stay with the unkillable are left."""
         while self._idle:
             self._idle.pop().close()
-        self._fork_server.close()
 
     async def run(self, spec: ProcessSpec, on_terminating: Callable[[str], None] = lambda reason: None) -> ProcessEnd:
         """Carry out one attempt; `on_terminating` hears the reason when its tree begins to be ended.
@@ -219,7 +218,7 @@ class Supervisors:
             return found
         with open_for_writing(os.path.join(spec.directory, "supervisor.log")) as file:
             forked = await self.parent.fork(file.fileno()) if is_parents and self.parent is not None else None
-            supervisor = _Supervisor(forked or self._fork_server.fork(file.fileno()), is_parents=forked is not None)
+            supervisor = _Supervisor(forked or _started(file.fileno()), is_parents=forked is not None)
         self._supervisors.add(supervisor)
         return supervisor
 
@@ -230,10 +229,26 @@ class Supervisors:
         return json.dumps(given | means | ({} if supervisor.is_parents else {"session": None}))
 
     def _unrelated_pids(self) -> frozenset[int]:
-        """The fork server and the supervisors that live: no orphans of a lost one."""
-        open_ones = (each.pid for each in self._supervisors if each.is_open)
+        """The parent and the supervisors that live: no orphans of a lost one."""
         parent = (self.parent.pid,) if self.parent is not None and self.parent.pid else ()
-        return frozenset((self._fork_server.pid, *parent, *open_ones))
+        return frozenset((*parent, *(each.pid for each in self._supervisors if each.is_open)))
+
+
+def _python(*arguments: str) -> list[str]:
+    """The command of a Python with the package `supervisor` and nothing else in it."""
+    bytecode = ["-B"] if sys.dont_write_bytecode else []  # -I does not read the variable that says so
+    return [sys.executable, "-I", "-S", *bytecode, "-c", BOOT, str(Path(__file__).parents[2]), *arguments]
+
+
+def _started(stderr: int) -> Forked:
+    """Start a supervisor in an interpreter of its own. OSError where there is no process or file to be had."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(_python(), stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True)
+    process.returncode = 0  # it is reaped elsewhere
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        return Forked(process.pid, os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno()))
 
 
 class _Supervisor:
@@ -402,7 +417,8 @@ def probe_backends(wanted: str = "auto") -> ContainmentBackends:
     """
     require_proc()
     pipe = subprocess.PIPE
-    with start_python("--probe", stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
+    null = subprocess.DEVNULL
+    with subprocess.Popen(_python("--probe"), stdin=null, stdout=pipe, stderr=pipe, start_new_session=True) as process:
         out, complaint = process.communicate(timeout=PROBE_S)
     said = complaint.decode(errors="replace").strip().splitlines()[-1:]
     refused = dict.fromkeys(BACKENDS, ": ".join(["its probe gave no answer", *said]))

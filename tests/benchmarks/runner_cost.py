@@ -5,7 +5,7 @@
 
 The real runner runs a suite of small files in which a stand-in takes the place of pytest (stand_in/pytest.py): it
 says how much processor time it has used, and that is taken off. All the rest is the runner's: its own process, the
-fork server, every supervisor from its fork to its last page, and what the kernel does for them. What is charged to the
+every supervisor, and what the kernel does for them. What is charged to the
 stand-in and should not be is the supervisor's part between the fork and the exec of the leader, about a millisecond.
 
 Peers in the same run: `subprocess.run` per file with the same stand-in and the same accounting; and the controller of
@@ -38,7 +38,7 @@ SAMPLE_S = 0.5
 NUM_GPUS = 8
 NUM_WIDTHS = 3
 SUPERVISOR = "harness.process.supervisor"
-"""Text in the arguments of the fork server, and so of every supervisor."""
+"""Text in the arguments of every supervisor."""
 
 # Runs a module as `python -m` would, then writes what its process has used.
 MEASURED = """
@@ -73,7 +73,7 @@ class Used:
 
 @dataclass(slots=True)
 class Supervisors:
-    """What a sampler saw of the runner's supervisors and their fork server."""
+    """What a sampler saw of the runner's supervisors."""
 
     peak_pss_bytes: int = 0
     """The most that all of them held at once, shared pages divided among their sharers."""
@@ -241,7 +241,7 @@ def figures(suite: Suite, args: argparse.Namespace) -> Iterator[str]:
     peak_mb, pss_mb = runner.peak_bytes / 1e6, supervisors.peak_pss_bytes / 1e6
     yield (
         f"memory: {peak_mb + pss_mb:.1f} MB (runner's peak {peak_mb:.1f} MB,"
-        f" fork server and supervisors, {supervisors.num_at_peak} processes at once, {pss_mb:.1f} MB)"
+        f" supervisors, {supervisors.num_at_peak} processes at once, {pss_mb:.1f} MB)"
     )
     files = sorted(suite.directory.glob("tests/*/*.py"))
     peer = bare(suite, environment, files[: args.peer_units])

@@ -45,7 +45,7 @@ def test_the_cost_of_the_runner_is_measured() -> None:
         r"memory: ([\d.]+) MB \(runner's peak ([\d.]+) MB,.* (\d+) processes at once, ([\d.]+) MB", text
     )
     assert total_mb == pytest.approx(peak_mb + supervisors_mb, abs=0.11)
-    assert num_processes >= 2, "the fork server and a supervisor were seen"
+    assert num_processes >= 1, "a supervisor was seen"
     assert figures(r"subprocess.run per file, no supervision: ([\d.]+) ms", text)[0] > 0
     assert "pytest -n 2" in text
     bare_ms, under_ms = figures(r"real pytest, 2 files.*: (\d+) ms per file bare, (\d+) ms under the runner", text)

@@ -1,13 +1,12 @@
-"""One small process per attempt, which owns that attempt's process tree and ends it for certain.
+"""One small process per slot, which owns the process tree of one attempt after another and ends it for certain.
 
-It imports the standard library alone (no asyncio, no dataclasses), and is forked from a process that has imported it
-already: one costs about 8 ms of processor time and 2.5 MB. Only this package sends signals.
+It imports the standard library alone (no asyncio, no dataclasses). Only this package sends signals.
 
-    runner ──stdin: the order, then "cancel"/"kill"──▶ supervisor ──fork, exec──▶ leader (pytest) ──▶ ...
-           ◀─stdout: JSON lines started/terminating/finished──
+    runner ──stdin: an order, then "cancel"/"kill"──▶ supervisor ──fork, exec──▶ leader (pytest) ──▶ ...
+           ◀─stdout: JSON lines taken/terminating/finished──
 
-    fork_server  the process that supervisors are forked from, and the runner's side of it
     main         the life of one attempt: starting, running, terminating, killing, done or unkillable
+    fork_server  for supervisors that are forks of a process, whose imports their leaders share
     containment  the three means of holding a tree: control group, PID namespace, subreaper
     deadlines    pure: which limit has passed, from the report's lines and the time
     process_tree reading /proc

@@ -16,7 +16,6 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -35,7 +34,6 @@ from harness.process.supervisor.containment import (
     restore_signals,
 )
 from harness.process.supervisor.deadlines import Deadlines
-from harness.process.supervisor.fork_server import serve
 
 POLL_S = 0.2  # how often the report is read and limits are looked at
 KILL_ROUND_S = 0.05
@@ -329,12 +327,12 @@ def sleep_for_ever() -> NoReturn:
 
 
 def main() -> None:
-    """Be the fork server, or, with --probe, say which tiers this machine allows."""
+    """Be a supervisor, or, with --probe, say which tiers this machine allows."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    if "--probe" not in sys.argv:
-        serve(socket.socket(fileno=0), supervise)
-        return
-    probe()
+    if "--probe" in sys.argv:
+        probe()
+    else:
+        supervise()
 
 
 def supervise(lead: Lead | None = None) -> None:

@@ -415,6 +415,8 @@ class CollectedSession:
 
     def _prepare_leaders(self) -> None:
         """Decide once which hooks a leader calls: those of REPORTING for its reporter and the terminal alone."""
+        for item in self._items.values():  # which keep it; both a leader and the replay ask for it
+            item.location  # noqa: B018
         manager = self.config.pluginmanager
         self.reporter = Reporter(self.config)
         manager.register(self.reporter, "rlharness-reporter")
