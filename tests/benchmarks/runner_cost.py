@@ -4,7 +4,7 @@
     python tests/benchmarks/runner_cost.py --units 200 --backend pidns
 
 The real runner runs a suite of small files in which a stand-in takes the place of pytest (stand_in/pytest.py): it
-says how much processor time it has used, and that is taken off. All the rest is the runner's: its own process, the
+says how much processor time it has used, and that is taken off. All the rest is the runner's: its own process,
 every supervisor, and what the kernel does for them. What is charged to the
 stand-in and should not be is the supervisor's part between the fork and the exec of the leader, about a millisecond.
 
