@@ -48,6 +48,15 @@ def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert max(len(line) for line in out.splitlines()) <= 110
 
 
+def test_the_help_of_run_begins_with_what_is_used_most(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", "--help"])
+    out = capsys.readouterr().out
+    sections = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert sections == ["Used most:", "Which tests:", "GPUs:", "Processes and limits:", "Results:", "Others:"]
+    assert out.index("--gpus") < out.index("-k EXPR") < out.index("--junit") < out.index("Which tests:")
+    assert out.partition("Others:\n")[2].split()[0] == "-h,", "every other option has a section"
+
+
 def test_a_command_parsed_without_the_group_still_knows_its_help() -> None:
     """In an interpreter of its own: click keeps the help option that a command was first parsed with."""
     code = "from harness.cli.main import cli, main; cli.commands['plan'].make_context('plan', []); main(['plan', '-h'])"

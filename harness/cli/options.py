@@ -64,6 +64,24 @@ def all_of(*options: Decorator) -> Decorator:
     return lambda command: functools.reduce(lambda decorated, each: each(decorated), reversed(options), command)
 
 
+class Sectioned(click.Command):
+    """A command whose help has its options in sections: `sections` names those of each but the last, "Others"."""
+
+    def __init__(self, *args: Any, sections: dict[str, str], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._section_of = {name: title for title, names in sections.items() for name in names.split()}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections, with their options in the order of `sections`."""
+        found = (each for each in self.get_params(ctx) if isinstance(each, click.Option))
+        shown = {each.opts[0]: record for each in found if (record := each.get_help_record(ctx))}
+        for title in dict.fromkeys((*self._section_of.values(), "Others")):
+            names = [*(name for name in self._section_of if name in shown), *shown]
+            records = {name: shown[name] for name in names if self._section_of.get(name, "Others") == title}
+            with formatter.section(title):
+                formatter.write_dl([*records.values()])
+
+
 def out(text: str, **settings: Any) -> Decorator:
     """Return the option for the directory of a result."""
     return option("--out DIR", f"Directory for the {text}", PATH, **settings)

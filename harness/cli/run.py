@@ -50,8 +50,16 @@ suite_options = opt.all_of(
 
 
 @click.command(
+    cls=opt.Sectioned,
+    sections={
+        "Used most": "--gpus -n -k -m -x --last-failed --isolate --timeout --retries --junit",
+        "Which tests": "--deselect --failed-first --resume --shard",
+        "GPUs": "--needs --wait --allow-missing-gpus --mix-models --workers-per-gpu --device-ids --ray",
+        "Processes and limits": "--split --containment --safe-path --collect-timeout --grace --slow --maxfail --check-leaning",
+        "Results": "--json --events --results-dir --keep-tmp -v -q -s --plain --color --no-redact",
+    },
     epilog="Everything after -- is passed to every pytest process:  rlharness run tests -- -q --tb=short\n\nResults are"
-    " kept in .rlharness/runs: beside the pyproject.toml that has [tool.rlharness], or in the current directory."
+    " kept in .rlharness/runs: beside the pyproject.toml that has [tool.rlharness], or in the current directory.",
 )
 @suite_options
 @opt.color
