@@ -183,7 +183,7 @@ asyncio.run(Supervisors(tier, "lost").run(ProcessSpec(**fields)))
             runner.stdin.write(json.dumps([backend, fields]).encode())
             runner.stdin.close()
             await eventually(lambda: len(living(one.marker)) == 2, "leader and daemon run")
-            [_, supervisor] = sorted(process_tree.children(runner.pid), key=lambda p: (p.start_ticks, p.pid))
+            [supervisor] = process_tree.children(runner.pid)
             runner.send_signal(signal.SIGSTOP)  # or it would come to the rescue
             process_tree.send_signal(supervisor, signal.SIGKILL)
             await eventually(
