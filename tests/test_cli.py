@@ -52,7 +52,7 @@ def test_the_help_of_run_begins_with_what_is_used_most(capsys: pytest.CaptureFix
     main(["run", "--help"])
     out = capsys.readouterr().out
     sections = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert sections == ["Used most:", "Which tests:", "GPUs:", "Processes and limits:", "Results:", "Others:"]
+    assert sections == ["Used most:", "Which tests:", "GPUs:", "Limits:", "Processes:", "Results:", "Others:"]
     assert out.index("--gpus") < out.index("-k EXPR") < out.index("--junit") < out.index("Which tests:")
     assert out.partition("Others:\n")[2].split()[0] == "-h,", "every other option has a section"
 

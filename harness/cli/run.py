@@ -55,7 +55,8 @@ suite_options = opt.all_of(
         "Used most": "--gpus -n -k -m -x --last-failed --isolate --timeout --retries --junit",
         "Which tests": "--deselect --failed-first --resume --shard",
         "GPUs": "--needs --wait --allow-missing-gpus --mix-models --workers-per-gpu --device-ids --ray",
-        "Processes and limits": "--split --containment --safe-path --collect-timeout --grace --slow --maxfail --check-leaning",
+        "Limits": "--collect-timeout --grace --slow --maxfail --check-leaning",
+        "Processes": "--split --containment --safe-path",
         "Results": "--json --events --results-dir --keep-tmp -v -q -s --plain --color --no-redact",
     },
     epilog="Everything after -- is passed to every pytest process:  rlharness run tests -- -q --tb=short\n\nResults are"

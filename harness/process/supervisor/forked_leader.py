@@ -72,7 +72,7 @@ class ParentState:
         for name in [name for name in self._watch.environ if name not in env]:
             os.environ.pop(name, None)
         os.environ.update({name: value for name, value in env.items() if self._watch.environ.get(name) != value})
-        _show_marker(env.get(ATTEMPT_MARKER, ""))
+        show_marker(env.get(ATTEMPT_MARKER, ""))
 
 
 def set_random_state(state: tuple[Any, ...] | None) -> None:
@@ -110,7 +110,7 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _show_marker(marker: str) -> None:
+def show_marker(marker: str) -> None:
     """Write the marker where /proc shows the environment of this process, which a fork has from its parent."""
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()

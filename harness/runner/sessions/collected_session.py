@@ -50,7 +50,7 @@ from harness.process.program_output import json_objects
 from harness.process.supervisor import syscalls
 from harness.process.supervisor.fork_hazards import Watch
 from harness.process.supervisor.fork_server import serve
-from harness.process.supervisor.forked_leader import ParentState, begin_fork, end
+from harness.process.supervisor.forked_leader import ParentState, begin_fork, end, show_marker
 from harness.process.supervisor.main import supervise
 from harness.runner.sessions import own_coverage
 from harness.runner.sessions.forked_tests import can_fork, run_forked
@@ -405,7 +405,7 @@ class CollectedSession:
         self._items = {item.nodeid: item for item in session.items}
         self._prepare_leaders()
         self._parent_state.take([self._socket.fileno(), self._found])
-        serve(self._socket, lambda: supervise(self.lead), self._answer)
+        serve(self._socket, self._supervise, self._answer)
         gc.unfreeze()
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
@@ -486,6 +486,11 @@ class CollectedSession:
             )
 
     # ---- a unit
+
+    def _supervise(self) -> None:
+        """Be a supervisor, which outlives the session: without its mark, by which what that leaves behind is ended."""
+        show_marker("supervisor")
+        supervise(self.lead)
 
     def lead(self, order: dict[str, Any]) -> NoReturn:
         """Be the leader of an attempt to its end."""

@@ -48,8 +48,8 @@ RESCUE_ROUNDS = 20
 MAX_ANSWER_BYTES = 1 << 16
 MAX_OUTPUT_BYTES = 1 << 16
 USAGE = 4
-POISONED = 117
 UNWRITABLE = "the list of test files cannot be written"
+"""As in the session."""
 ASK_DOCTOR = "let rlharness doctor check the disks and the limits of this machine"
 NO_NEED = Need()
 Why = tuple[NotForked, str]
@@ -115,7 +115,6 @@ class Suite:
             master_port=master_port,
         )
         self.log, self._list = scratch / "session.log", scratch / "found.jsonl"
-        self._paths = options.paths
         self._own_args = invocation.trailing
         self._clock = SystemClock()
         self._found = _Found()
@@ -133,7 +132,7 @@ class Suite:
     def _start(self) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         cwd = self._options.invocation.cwd
-        names = (XDIST, OWN_COVERAGE, SESSION, *odd_name_plugins(self._paths, cwd))
+        names = (XDIST, OWN_COVERAGE, SESSION, *odd_name_plugins(self._options.paths, cwd))
         with its, self.log.open("ab") as output:
             process = subprocess.Popen(
                 [
@@ -143,7 +142,7 @@ class Suite:
                     f"--rlharness-found={self._list}",
                     *(f"--rlharness-left-out={why}:{path}" for path, why in self._found.left_out.items()),
                     *self._own_args,
-                    *self._paths,
+                    *self._options.paths,
                 ],
                 cwd=cwd,
                 env=self.env,
@@ -428,18 +427,14 @@ class Suite:
 
 
 def _collected_file(record: dict[str, Any]) -> CollectedFile:
-    needs = [_need(each) for each in record["needs"]]
+    needs = [Need.from_json(each) for each in record["needs"]]
     return CollectedFile(
-        need=_need(record["need"]),
-        asks={test: _need(need) for test, need in record["asks"].items()},
+        need=Need.from_json(record["need"]),
+        asks={test: Need.from_json(need) for test, need in record["asks"].items()},
         tests=tuple(ListedTest(name, needs[need], tuple(ties), number) for number, name, need, ties in record["tests"]),
         num_deselected=record["deselected"],
         error="\n\n".join(record["errors"]) or record.get("bad", ""),
     )
-
-
-def _need(data: dict[str, Any]) -> Need:
-    return Need.from_json(data)
 
 
 def _ending(status: int) -> str:

@@ -3,6 +3,7 @@
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -193,11 +194,17 @@ def test_a_hook_that_fails_at_the_end_fails_the_run(tmp_path: Path, hook: str, r
     assert ET.parse(tmp_path / "j.xml").getroot().find('.//testcase[@name="[pytest\'s session]"]/error') is not None
 
 
+WAITS = "while not os.path.exists('{name}'): time.sleep(0.01)\n"
+
+
 def test_a_session_that_is_killed_costs_no_outcome(tmp_path: Path) -> None:
-    kills = "import os, signal\ndef test_k():\n    os.kill(int(open('session').read()), signal.SIGKILL)\n"
+    kills = f"def test_k():\n{indent(WAITS.format(name='runs'), '    ')}"
+    kills = f"import os, time\n{kills}    os.kill(int(open('session').read()), 9)\n"
     conftest = "import os\ndef pytest_sessionstart(): open('session', 'w').write(str(os.getpid()))\n"
-    files = {"conftest.py": conftest, "test_a.py": kills, "test_b.py": QUICK, "test_c.py": QUICK}
-    done = run(write_suite(tmp_path, files), "run", "--gpus", "none", "--cpu-units", "1")
+    runs = f"import os, time\ndef test_r():\n    open('runs', 'w')\n{indent(WAITS.format(name='later'), '    ')}"
+    later = "def test_l(): open('later', 'w')\n"
+    files = {"conftest.py": conftest, "test_a.py": runs, "test_b.py": kills, "test_c.py": later, "test_d.py": QUICK}
+    done = run(write_suite(tmp_path, files), "run", "--gpus", "none", "--cpu-units", "2")
     assert set(done.outcomes.values()) == {"passed"}, done.stdout
     assert [note["reason"] for note in done.events[-1]["isolation"]] == ["lost"]
 
