@@ -61,8 +61,10 @@ def _asking_frame() -> FrameType:
 class Watch:
     """Watches a process from its start on, until a fork of it ends the watch for itself."""
 
-    def __init__(self, varying: Iterable[str]) -> None:
+    def __init__(self, varying: Iterable[str], known_readers: Iterable[str] = ()) -> None:
         self.varying = frozenset(varying)
+        self._known_readers = frozenset(known_readers)
+        """Modules whose reads are none."""
         self.environ = dict(os.environ)
         """The environment as it was at the start."""
         self._cwd = os.getcwd()
@@ -78,7 +80,8 @@ class Watch:
 
     def note(self, key: str, reader: str) -> None:
         """Note that `reader` has read the variable `key`."""
-        self.reads.setdefault(key, reader)
+        if reader not in self._known_readers:
+            self.reads.setdefault(key, reader)
 
     def end(self) -> None:
         """Watch no more."""

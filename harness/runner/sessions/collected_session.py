@@ -75,6 +75,8 @@ UNWRITABLE = "the list of test files cannot be written"
 INSTALLED = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
 TUPLES = ("location", "longrepr", "user_properties", "sections")
 """Attributes of a report that are tuples, or lists of them."""
+BENCHMARK = "pytest_benchmark.session"
+"""Asks whether pytest-xdist is active, and then times nothing, since files that run at once disturb each other."""
 KEY = pytest.StashKey["CollectedSession"]()
 # Files replace these when they are imported; ours are kept.
 _fork, _write, _waitpid, _kill, _exit = os.fork, os.write, os.waitpid, os.kill, os._exit
@@ -140,7 +142,7 @@ class CollectedSession:
             self._found = os.open(options.rlharness_found, flags, 0o644)
         except OSError as error:
             raise pytest.UsageError(f"{UNWRITABLE}: {error.strerror}") from None
-        self._watch = Watch(VARYING)
+        self._watch = Watch(VARYING, [BENCHMARK])
         self._parent_state = ParentState(self._watch)
         self._clock = SystemClock()
         self._standby, self._forked_s = 0, float("-inf")
@@ -206,6 +208,12 @@ class CollectedSession:
         return module
 
     # ---- collection
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Have pytest-benchmark run what it would time once, as beside pytest-xdist."""
+        if hasattr(config.option, "benchmark_disable") and not config.option.benchmark_enable:
+            config.option.benchmark_disable = True
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:

@@ -209,6 +209,22 @@ def test_a_session_that_is_killed_costs_no_outcome(tmp_path: Path) -> None:
     assert [note["reason"] for note in done.events[-1]["isolation"]] == ["lost"]
 
 
+def test_benchmarks_run_once_and_their_plugin_costs_no_interpreter(tmp_path: Path) -> None:
+    plugin = """
+import os, pytest
+def pytest_addoption(parser):
+    parser.addoption("--benchmark-disable", action="store_true")
+    parser.addoption("--benchmark-enable", action="store_true")
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    assert config.option.benchmark_disable or os.environ.get("PYTEST_XDIST_WORKER")
+"""
+    files = {"pytest_benchmark/__init__.py": "", "pytest_benchmark/session.py": plugin, "test_a.py": QUICK}
+    done = run(write_suite(tmp_path, files), "run", "--gpus", "none", "--", "-p", "pytest_benchmark.session")
+    assert done.outcomes == {"test_a.py": "passed"}
+    assert done.events[-1]["isolation"] == []
+
+
 WHAT_A_TEST_DOES = {
     "json": "import json\ndef test_it(): json.dumps = json.loads = lambda *a, **k: 1 / 0\n",
     "write": "import os\ndef test_it(): os.write = lambda *a: 1 / 0\n",
