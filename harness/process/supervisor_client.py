@@ -5,7 +5,7 @@
       ├─ a supervisor that was stopped is continued, one that is overdue is killed.
       ├─ the supervisor's stdout closing without "finished": it was killed, and the tree is ended from here.
       ├─ "finished" with an unkillable process: the supervisor stays until it ends, and is then reaped.
-      └─ "finished" otherwise: the supervisor waits for its next attempt.
+      └─ "finished" without one: the supervisor waits for its next attempt.
 
 Whatever happens ends in one future, `_Attempt.ended`; cancelling run() kills the tree and still waits for it.
 """
