@@ -51,9 +51,14 @@ class GrowingFile:
         self._num_read = 0
 
     @property
+    def size_bytes(self) -> int:
+        """Size of the file now; 0 while none is open."""
+        return os.fstat(self._fd).st_size if self._fd >= 0 else 0
+
+    @property
     def excess(self) -> str:
         """Note on a file that holds more than is read of it; empty for any other file."""
-        size_bytes = os.fstat(self._fd).st_size if self._fd >= 0 else 0
+        size_bytes = self.size_bytes
         if size_bytes <= self.max_bytes:
             return ""
         return f"{os.fspath(self.path)} has {size_bytes:,} bytes, of which the first {self.max_bytes:,} were read"

@@ -65,11 +65,16 @@ def read_attempts(result: UnitResult) -> TestReport:
     for each in attempts:
         if each.directory:
             report = read_report(Path(each.directory, "report.jsonl"))
-            alone = {lost.nodeid for lost in report.lost}
-            running = (nodeid for nodeid in report.running if nodeid not in alone)
-            report.lost += tuple(LostTest(nodeid, each.outcome.value, each.reason) for nodeid in running)
+            report.lost = lost_in(report, each.outcome, each.reason)
             merged = _overlaid(merged, report)
     return merged
+
+
+def lost_in(report: TestReport, outcome: Outcome, reason: str) -> tuple[LostTest, ...]:
+    """Return the tests that never ended in an attempt with this outcome."""
+    alone = {lost.nodeid for lost in report.lost}
+    running = (nodeid for nodeid in report.running if nodeid not in alone)
+    return (*report.lost, *(LostTest(nodeid, outcome.value, reason) for nodeid in running))
 
 
 def _overlaid(earlier: TestReport, later: TestReport) -> TestReport:
@@ -107,6 +112,10 @@ class Retries:
     def asked(self, number: int, unit: Unit) -> Unit:
         """Return the unit with the tests that its present attempt runs."""
         return replace(unit, selection=self._selections.get(number, ()) or unit.selection)
+
+    def has_earlier(self, number: int) -> bool:
+        """Return whether the present attempt of the unit follows another one."""
+        return number in self._results
 
     def is_last(self, number: int) -> bool:
         """Return whether no other attempt of the unit follows if the present one fails."""
