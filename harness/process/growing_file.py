@@ -58,10 +58,9 @@ class GrowingFile:
     @property
     def excess(self) -> str:
         """Note on a file that holds more than is read of it; empty for any other file."""
-        size_bytes = self.size_bytes
-        if size_bytes <= self.max_bytes:
+        if self.size_bytes <= self.max_bytes:
             return ""
-        return f"{os.fspath(self.path)} has {size_bytes:,} bytes, of which the first {self.max_bytes:,} were read"
+        return f"{os.fspath(self.path)} has {self.size_bytes:,} bytes, of which the first {self.max_bytes:,} were read"
 
     @property
     def replaced_by(self) -> str:

@@ -5,11 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from harness.runner.collection.collect import Collected, collect
-from harness.runner.collection.default_needs import give_needs
-from harness.runner.collection.deselected import expect_selected, set_aside_deselected
-from harness.runner.collection.idle_patterns import note_idle
-from harness.runner.collection.split_files import split_files
-from harness.runner.collection.together import keep_together
+from harness.runner.collection.units import (
+    expect_selected,
+    give_needs,
+    keep_together,
+    note_idle,
+    set_aside_deselected,
+    split_files,
+)
 from harness.runner.options import selects_by_outcome, selects_tests
 from harness.runner.records.history import Expectation
 from harness.runner.reruns.last_failed import failed_first, read_last_failed, select_last_failed

@@ -36,7 +36,7 @@ from harness.runner.attempts.gpu_checks import (
     with_xids,
 )
 from harness.runner.attempts.memory_sampler import MemorySampler
-from harness.runner.collection.deselected import all_deselected
+from harness.runner.collection.units import all_deselected
 from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
 from harness.runner.options import runs_parts_of_files
 from harness.runner.outcomes import classify_outcome
