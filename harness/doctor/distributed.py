@@ -10,7 +10,6 @@ process have been taken. Once one rank has failed, the others wait for it in vai
 
 import asyncio
 import json
-import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from harness.bits.files import open_regular
+from harness.bits.files import read_end
 from harness.doctor.children import Children, module_command
 from harness.doctor.environment import Job
 from harness.doctor.layers import DOES, REMEDIES, RankStory, classify_ranks
@@ -195,21 +194,12 @@ def read_story(name: str, directory: Path, end: ProcessEnd | None) -> RankStory:
     if stuck and end is not None and not end.reason:
         died = f"it died of signal {end.signal}" if end.exit_code is None else f"it exited with {end.exit_code}"
         failed[stuck], stuck = died, ""
-    log, stacks = (_end_of(directory / name) for name in ("output.log", "stacks.txt"))
+    log, stacks = (read_end(directory / name, MAX_LOG_BYTES).strip() for name in ("output.log", "stacks.txt"))
     return RankStory(name, passed, failed, stuck, is_ready, log, stacks)
 
 
 def _records(directory: Path) -> list[dict[str, Any]]:
-    return json_objects(_end_of(directory / "report.jsonl"))
-
-
-def _end_of(path: Path) -> str:
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
-            return file.read(MAX_LOG_BYTES).decode(errors="replace").strip()
-    except OSError:
-        return ""
+    return json_objects(read_end(directory / "report.jsonl", MAX_LOG_BYTES))
 
 
 @contextmanager

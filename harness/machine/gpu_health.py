@@ -1,37 +1,27 @@
 """The driver, how each GPU does now, and which faults keep a GPU from running tests."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from harness.bits.findings import FindingCode
 from harness.bits.text import count
 
-
-class FaultKind(StrEnum):
-    """Fault with which a GPU runs no test."""
-
-    LOST = "lost"
-    RESET_REQUIRED = "reset_required"
-    REMAP_FAILED = "remap_failed"
-    UNCORRECTED = "uncorrected"
-    REMAP_PENDING = "remap_pending"
-    RETIREMENT_PENDING = "retirement_pending"
-    NODE_LOST = "node_lost"
+RESET = "end the programs on it and run nvidia-smi --gpu-reset -i {gpu}, or reboot"
 
 
-_FAULTS = {
-    FaultKind.LOST: "the driver has lost it: it has fallen off the bus",
-    FaultKind.RESET_REQUIRED: "the driver requires a reset of it",
-    FaultKind.REMAP_FAILED: "a row of its memory is faulty and could not be remapped",
-    FaultKind.UNCORRECTED: "its memory has had {count} since the driver was loaded",
-    FaultKind.REMAP_PENDING: "a faulty row of its memory waits to be remapped",
-    FaultKind.RETIREMENT_PENDING: "a faulty page of its memory waits to be retired",
-    FaultKind.NODE_LOST: "its node has left the cluster",
-}
-_OTHER_REMEDIES = {
-    FaultKind.LOST: "reboot the machine; if it is lost again, reseat it or have it replaced",
-    FaultKind.REMAP_FAILED: "have it replaced",
-    FaultKind.NODE_LOST: "start Ray again on that node",
-}
+class FaultKind(FindingCode):
+    """Fault with which a GPU runs no test: its words, and its remedy, a command that needs an idle GPU."""
+
+    LOST = (
+        "lost",
+        "the driver has lost it: it has fallen off the bus",
+        "reboot the machine; if it is lost again, reseat it or have it replaced",
+    )
+    RESET_REQUIRED = "reset_required", "the driver requires a reset of it", RESET
+    REMAP_FAILED = "remap_failed", "a row of its memory is faulty and could not be remapped", "have it replaced"
+    UNCORRECTED = "uncorrected", "its memory has had {errors} since the driver was loaded", RESET
+    REMAP_PENDING = "remap_pending", "a faulty row of its memory waits to be remapped", RESET
+    RETIREMENT_PENDING = "retirement_pending", "a faulty page of its memory waits to be retired", RESET
+    NODE_LOST = "node_lost", "its node has left the cluster", "start Ray again on that node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +37,12 @@ class GpuFault:
     @property
     def what(self) -> str:
         """The fault in words."""
-        return _FAULTS[self.kind].format(count=count(self.num_errors, "uncorrected error"))
+        return self.kind.sentence.format(errors=count(self.num_errors, "uncorrected error"))
 
     @property
     def remedy(self) -> str:
         """The remedy: a command that needs an idle GPU, or what to do with the machine."""
-        reset = f"end the programs on it and run nvidia-smi --gpu-reset -i {self.gpu}, or reboot"
-        return _OTHER_REMEDIES.get(self.kind, reset)
+        return self.kind.remedy.format(gpu=self.gpu)
 
     def __str__(self) -> str:
         return f"{self.what} (remedy: {self.remedy})"

@@ -1,8 +1,7 @@
-"""Memory and processes of GPUs, read through `MemoryMeter`: `nvml.NvidiaDriver` for real GPUs, or `NoMeter`."""
+"""Memory and processes of GPUs, read through a `Meter`: `nvml.NvidiaDriver` for real GPUs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from harness.machine.gpu_health import GpuFault
 
@@ -22,68 +21,41 @@ class GpuProcess:
         return f"pid {self.pid} ({self.command or 'not visible from here'})"
 
 
-class MemoryMeter(Protocol):
-    """Reads GPUs. Calls are synchronous and take milliseconds, unless the driver itself hangs; any thread may call."""
+class Meter:
+    """Reads GPUs; this one, of simulated GPUs, knows nothing, so every GPU is back at once.
+
+    Calls are synchronous and take milliseconds, unless the driver itself hangs; any thread may call.
+    """
+
+    is_simulated = True
+    """Whether its GPUs are simulated, so that there is no memory to measure."""
 
     def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
         """Memory in use on each GPU, without the driver's reserve; a GPU that cannot be read is left out."""
-        ...
+        return {}
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
         """Return the processes with a compute context on this GPU; empty if the driver lists or reports none."""
-        ...
+        return ()
 
     def fault(self, gpu_id: str) -> GpuFault | None:
         """Return the fault with which this GPU runs no test; None without one, and where none can be read."""
-        ...
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether its GPUs are simulated, so that there is no memory to measure."""
-        ...
-
-    def new_xids(self, gpu_id: str) -> tuple[int, ...]:
-        """Return the errors (Xids) that the driver has reported of this GPU since the last question; see nvidia.py."""
-        ...
-
-    def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
-        """Return the bytes of each process on this GPU, by pid; None where the driver does not report them."""
-        ...
-
-    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
-        """Return the most bytes that processes, ended or not, have held on this GPU; empty without accounting."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the driver."""
-        ...
-
-
-class NoMeter:
-    """Meter of simulated GPUs: nothing is known, so every GPU is back at once."""
-
-    def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
-        return {}
-
-    def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
-        return ()
-
-    def fault(self, gpu_id: str) -> GpuFault | None:
         return None
 
     def new_xids(self, gpu_id: str) -> tuple[int, ...]:
+        """Return the errors (Xids) that the driver has reported of this GPU since the last question; see nvml.py."""
         return ()
 
-    is_simulated = True
-
     def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
+        """Return the bytes of each process on this GPU, by pid; None where the driver does not report them."""
         return {}
 
     def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
+        """Return the most bytes that processes, ended or not, have held on this GPU; empty without accounting."""
         return {}
 
     def close(self) -> None:
-        pass
+        """Close the driver."""
 
 
 def why_not_back(

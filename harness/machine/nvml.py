@@ -17,7 +17,7 @@ from typing import Any
 from harness.bits.redaction import redact_argv
 from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth
 from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu, LeftOut
-from harness.machine.meter import GpuProcess
+from harness.machine.meter import GpuProcess, Meter
 from harness.machine.visible import UNOPENED, Device
 
 SLOWDOWNS = {  # nvml.h, nvmlClocksEventReasons: those that no load explains
@@ -63,8 +63,8 @@ class ListedGpu:
     """Why it cannot be used; empty where nothing is known against it."""
 
 
-class NvidiaDriver:
-    """NVML, open from the first moment to `close`: a `MemoryMeter`. Raises NoDriverError where it does not start."""
+class NvidiaDriver(Meter):
+    """NVML, open from the first moment to `close`. Raises NoDriverError where it does not start."""
 
     is_simulated = False
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from harness.bits.files import MALFORMED, open_regular
+from harness.bits.files import MALFORMED, read_end
 from harness.bits.text import escape, one_line
 
 MAX_SHOWN_BYTES = 10_000_000
@@ -122,14 +122,9 @@ def _cuts(file: BinaryIO, size: int, cap_bytes: int) -> tuple[int, int]:
 
 def output_tail(path: Path) -> list[str]:
     """The last lines of a file, harmless to a terminal; none where it cannot be read."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            data = file.read(TAIL_BYTES)
-    except OSError:
-        return []
     output = OutputFilter(colour=False)
-    lines = (output.feed(data) + output.finish()).expandtabs(4).splitlines()[-TAIL_LINES:]
+    text = output.feed(read_end(path, TAIL_BYTES).encode()) + output.finish()
+    lines = text.expandtabs(4).splitlines()[-TAIL_LINES:]
     return [f"{' ' * min(len(line) - len(line.lstrip()), MAX_INDENT)}{one_line(line)}" for line in lines]
 
 

@@ -13,6 +13,10 @@ MAX_TESTS = 10_000
 """Tests of one unit whose peaks are kept."""
 
 
+Listed = Mapping[int, int | None]
+"""Bytes of each process that the driver lists on a GPU; None where it does not report them."""
+
+
 class Unmeasured(FindingCode):
     """Reason why there is no figure for a unit."""
 
@@ -41,20 +45,6 @@ def exceeds_budget(use: GpuMemoryUse | None, need: Need) -> bool:
     return need.shared and use is not None and (use.peak_bytes or 0) > need.budget_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Processes on the GPUs of a unit at one moment."""
-
-    by_gpu: Mapping[str, Mapping[int, int | None]]
-    """Bytes of each process that the driver lists, by GPU and pid; None where it does not report them."""
-    tree: Collection[int]
-    """Processes of the unit."""
-    living: Collection[int]
-    """Processes that can be seen from here."""
-    test: str = ""
-    """Node id of the test that ran throughout; empty for none."""
-
-
 @dataclass(slots=True)
 class MemoryTally:
     """The samples of one unit, folded."""
@@ -66,21 +56,26 @@ class MemoryTally:
     """Processes of the unit that were seen, by GPU."""
     reasons: set[Unmeasured] = field(default_factory=set)
 
-    def take(self, sample: Sample) -> None:
-        """Fold one sample in."""
-        for gpu_id, listed in sample.by_gpu.items():
-            own = {pid: used for pid, used in listed.items() if pid in sample.tree}
+    def take(
+        self, by_gpu: Mapping[str, Listed], *, tree: Collection[int], living: Collection[int], test: str = ""
+    ) -> None:
+        """Fold one sample in.
+
+        `tree` are the processes of the unit, `living` those that can be seen from here; `test` ran throughout.
+        """
+        for gpu_id, listed in by_gpu.items():
+            own = {pid: used for pid, used in listed.items() if pid in tree}
             self.pids.setdefault(gpu_id, set()).update(own)
             if None in own.values():
                 self.reasons.add(Unmeasured.NOT_REPORTED)
-            elif not own and any(pid not in sample.living for pid in listed):
+            elif not own and any(pid not in living for pid in listed):
                 self.reasons.add(Unmeasured.NOT_VISIBLE)
             used_bytes = sum(used for used in own.values() if used is not None)
             if used_bytes > self.peak_bytes:
-                self.peak_bytes, self.test = used_bytes, sample.test
-            is_kept = sample.test in self.tests or len(self.tests) < MAX_TESTS
-            if sample.test and used_bytes and is_kept:
-                self.tests[sample.test] = max(used_bytes, self.tests.get(sample.test, 0))
+                self.peak_bytes, self.test = used_bytes, test
+            is_kept = test in self.tests or len(self.tests) < MAX_TESTS
+            if test and used_bytes and is_kept:
+                self.tests[test] = max(used_bytes, self.tests.get(test, 0))
 
     def take_accounted(self, peaks: Mapping[int, int]) -> None:
         """Fold in the peaks of single processes that the driver has kept; they also hold between samples."""

@@ -1,7 +1,6 @@
 """Classify a unit's one outcome from the end of its process and its report, without side effects."""
 
-import signal
-
+from harness.bits.text import signal_name
 from harness.process.supervisor_client import ProcessEnd
 from harness.runner.report_file import TestReport
 from harness.runner.test_outcomes import TestOutcome
@@ -27,14 +26,6 @@ LOST = {"timed_out": Outcome.TIMED_OUT, "exited_early": Outcome.EXITED_EARLY}
 
 DIED = " was being imported when pytest "
 """In the first line on a file whose import ended the session, before the output."""
-
-
-def signal_name(number: int) -> str:
-    """`SIGSEGV` for 11; `signal 40` for one without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def last_line(text: str) -> str:

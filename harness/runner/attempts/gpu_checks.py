@@ -3,12 +3,11 @@ errors and other users that explain a failure, names that a library could not re
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.bits.files import open_regular
+from harness.bits.files import read_end
 from harness.machine.gpu_health import FATAL_XIDS, describe_xid
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.inventory import Gpu
@@ -53,13 +52,8 @@ def unread_names(result: UnitResult, report: TestReport, gpus: Sequence[Gpu]) ->
     """Return a note where a failed attempt could not read the names of its GPUs; empty where nothing says so."""
     if not result.is_failure or not gpus:
         return ""
-    kind, output = "MIG" if gpus[0].is_mig else "GPU", ""
-    try:
-        with open_regular(Path(result.directory, "output.log")) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
-            output = file.read(MAX_LOG_BYTES).decode(errors="replace")
-    except OSError:
-        pass
+    kind = "MIG" if gpus[0].is_mig else "GPU"
+    output = read_end(Path(result.directory, "output.log"), MAX_LOG_BYTES)
     texts = (*(end.text for end in report.ends.values()), *(text for _, text in report.collect_errors), output)
     if not any(NO_NUMBER.format(kind) in text for text in texts):
         return ""

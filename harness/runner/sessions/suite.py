@@ -23,7 +23,7 @@ from typing import Any
 from harness.bits.errors import CollectionError, UsageError
 from harness.bits.files import open_regular, read_text
 from harness.bits.redaction import redact_text
-from harness.bits.text import one_line
+from harness.bits.text import one_line, signal_name
 from harness.process.child_env import child_env
 from harness.process.clock import SystemClock
 from harness.process.exhaustion import MAKE_ROOM, shortage_at
@@ -36,7 +36,6 @@ from harness.process.supervisor_client import find_py_spy
 from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
 from harness.runner.need import Need
 from harness.runner.options import RunOptions
-from harness.runner.outcomes import signal_name
 from harness.runner.report_file import ListedTest
 from harness.runner.sessions.plugin_names import OWN_COVERAGE, SESSION, XDIST, odd_name_plugins, plugin_arguments
 from harness.runner.sessions.pytest_command import pytest_command
