@@ -8,8 +8,8 @@ the dispatcher's. Once there is a RunStarted there is a RunFinished, whatever en
 
 import asyncio
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -62,31 +62,36 @@ async def run_tests(options: RunOptions, make_reporters: MakeReporters) -> Ended
 
     Raises HarnessError for a mistake of the user that shows before the run has begun.
     """
-    clock = SystemClock()
-    with Interruption() as interruption, Claims() as claims:
-        async with AsyncExitStack() as stack:
-            gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
-            if gpus is None:
+    with Interruption() as interruption:
+        async with _opened(options, interruption, is_run=True) as context:
+            if context is None:
                 return interruption.by
-            opened = open_run_context(options, clock, gpus, claims, is_run=True)
-            context = await stack.enter_async_context(opened)
             directory = make_run_directory(options.results_root, context.run_id)
-            return await _Run(context, directory, interruption, make_reporters(directory, clock)).carry_out()
+            return await _Run(context, directory, interruption, make_reporters(directory, context.clock)).carry_out()
 
 
 async def plan_tests(options: RunOptions) -> tuple[Planned, tuple[str, ...]] | str:
     """Collect and pack what `options` name: the plan and notes on it, or the name of the signal that ended it."""
-    with Interruption() as interruption, Claims() as claims:
-        async with AsyncExitStack() as stack:
-            gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
-            if gpus is None:
+    with Interruption() as interruption:
+        async with _opened(options, interruption, is_run=False) as context:
+            if context is None:
                 return interruption.by
-            opened = open_run_context(options, SystemClock(), gpus, claims, is_run=False)
-            context = await stack.enter_async_context(opened)
             planned = await interruption.unless_interrupted(collect_and_plan(context))
             if planned is None:
                 return interruption.by
             return planned, tuple(dict.fromkeys((*context.notes, *planned.collected.notes, *context.history.notes)))
+
+
+@asynccontextmanager
+async def _opened(options: RunOptions, interruption: Interruption, *, is_run: bool) -> AsyncIterator[RunContext | None]:
+    """Yield the context of a run or a plan; None where a signal came first."""
+    with Claims() as claims:
+        gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
+        if gpus is None:
+            yield None
+            return
+        async with open_run_context(options, SystemClock(), gpus, claims, is_run=is_run) as context:
+            yield context
 
 
 class _Run:

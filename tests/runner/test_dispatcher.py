@@ -162,7 +162,7 @@ def test_an_attempt_that_could_not_be_started_has_an_outcome(tmp_path: Path, err
         assert run.outcomes == [Outcome.SUPERVISOR_LOST, Outcome.PASSED, Outcome.PASSED]
         reason = run.results[0].reason
         assert "could not be started: a disk takes no more: [Errno 28] No space left on device; free some" in reason
-        assert run.table.quarantined_gpus == ()
+        assert run.of(events.GpuQuarantined) == []
     else:
         with pytest.raises(ValueError, match="ours"):
             run.run()

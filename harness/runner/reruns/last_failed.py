@@ -35,55 +35,36 @@ class LastFailed:
 
 def read_last_failed(root: Path) -> LastFailed | None:
     """Return what failed in the runs below `root` and has not run since; None without a run that has units."""
-    run_id, found, settled = "", dict[str, tuple[str, ...]](), dict[str, set[str] | None]()
-    for run in _latest_first(root / HOME / RUNS):
+    failing, failed_in, run_id = dict[str, tuple[str, ...]](), dict[str, str](), ""
+    for run in _oldest_first(root / HOME / RUNS):
         if run.collected is None or not run.collected.units:
             continue
-        failed = {
-            file: left for file, ids in _failed_tests(run).items() if (left := _left(ids, file, settled)) is not None
-        }
-        if not run_id or (failed and not found):
-            run_id = run.started.run_id
-        for file, tests in failed.items():
-            is_whole = not tests or found.get(file) == ()
-            found[file] = () if is_whole else (*found.get(file, ()), *tests)
-        _settle(run, settled)
-    return LastFailed(run_id, found) if run_id else None
+        run_id = run.started.run_id
+        for result in run.results.values():
+            _settle(result, failing)
+        for unit in run.collected.units:
+            last = run.results.get(unit.path)
+            if last is None or last.is_failure or last.outcome in (Outcome.INTERRUPTED, Outcome.NOT_RUN):
+                before, again = failing.get(unit.file_path, (None,)), _again(last)
+                is_whole = not again or not before  # a part of which no test is named counts as the whole file
+                failing[unit.file_path] = () if is_whole else (*filter(None, before), *again)
+                failed_in[unit.file_path] = run_id
+    return LastFailed(max((failed_in[file] for file in failing), default=run_id), failing) if run_id else None
 
 
-def _left(tests: tuple[str, ...], file: str, settled: Mapping[str, set[str] | None]) -> tuple[str, ...] | None:
-    """Return the tests of a file that have not run since; () for the whole file, None if nothing is left."""
-    since = settled.get(file, set())
-    if since is None:
-        return None
-    left = tuple(test for test in tests if test not in since)
-    return left if left or not tests else None
-
-
-def _settle(run: RecordedRun, settled: dict[str, set[str] | None]) -> None:
-    """Add the files, and the tests of files of which only some were selected, that have run in `run`."""
-    for result in run.results.values():
-        file = result.unit.file_path
-        before = settled.setdefault(file, set())
-        if before is None:
-            continue
-        if result.unit.selection or result.num_deselected:
-            with suppress(OSError, ReportError):
-                before.update(read_attempts(result).all_ids() if result.directory else ())
+def _settle(result: UnitResult, failing: dict[str, tuple[str, ...]]) -> None:
+    """Take out what has run: the file, or the tests of a file of which only some were selected."""
+    file, ran = result.unit.file_path, set[str]()
+    tests = failing.get(file, ())
+    if not (result.unit.selection or result.num_deselected):
+        failing.pop(file, None)
+    elif tests and result.directory:
+        with suppress(OSError, ReportError):
+            ran.update(read_attempts(result).all_ids())
+        if left := tuple(test for test in tests if test not in ran):
+            failing[file] = left
         else:
-            settled[file] = None
-
-
-def _failed_tests(run: RecordedRun) -> dict[str, tuple[str, ...]]:
-    """Return the tests to run again by file; a part of which none is named counts as the whole file."""
-    assert run.collected is not None
-    found: dict[str, tuple[str, ...]] = {}
-    for unit in run.collected.units:
-        result, file = run.results.get(unit.path), unit.file_path
-        if result is None or _failed(result):
-            again, is_whole = _again(result), found.get(file) == ()
-            found[file] = () if is_whole or not again else (*found.get(file, ()), *again)
-    return found
+            del failing[file]
 
 
 def select_last_failed(collected: Collected, last: LastFailed | None) -> Collected:
@@ -117,19 +98,15 @@ def _noted(collected: Collected, note: str) -> Collected:
     return replace(collected, notes=(*collected.notes, note))
 
 
-def _latest_first(runs: Path) -> Iterator[RecordedRun]:
+def _oldest_first(runs: Path) -> Iterator[RecordedRun]:
     """Yield the readable runs; their names sort by date."""
     try:
-        names = sorted((entry.name for entry in runs.iterdir() if not entry.is_symlink()), reverse=True)
+        names = sorted(entry.name for entry in runs.iterdir() if not entry.is_symlink())
     except OSError:
         return
     for name in names:
         with suppress(UsageError):  # a directory without a record, or with that of another version
             yield read_recorded_run(runs / name)
-
-
-def _failed(result: UnitResult) -> bool:
-    return result.is_failure or result.outcome in (Outcome.INTERRUPTED, Outcome.NOT_RUN)
 
 
 def _again(result: UnitResult | None) -> tuple[str, ...]:

@@ -137,10 +137,6 @@ class LeaseTable:
         """The leases that are out, by slot."""
         return tuple(self._out[slot] for slot in sorted(self._out))
 
-    @property
-    def quarantined_gpus(self) -> tuple[Gpu, ...]:
-        return tuple(gpu for gpu in self.gpus if gpu.gpu_id in self._quarantined)
-
     # ---- the choice of GPUs
 
     def _shared_gpu(self, need: Need) -> tuple[Gpu, ...]:
