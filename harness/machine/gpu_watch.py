@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from harness.machine.gpu_health import FATAL_XIDS, GpuFault, describe_xid
+from harness.machine.gpu_health import FATAL_XIDS, GpuFault, GpuProcess, Meter, describe_xid, why_not_back
 from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu
-from harness.machine.meter import GpuProcess, Meter, why_not_back
 from harness.process.clock import Clock
 from harness.process.daemon_thread import in_daemon_thread
 

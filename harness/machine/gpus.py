@@ -4,12 +4,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from harness.bits.errors import BusyGpusError, InventoryError
-from harness.machine.gpu_health import MachineHealth
-from harness.machine.gpu_selection import Selection, find_named, parse_selection
+from harness.machine.gpu_health import MachineHealth, Meter
+from harness.machine.gpu_selection import (
+    ORDER_NOTE,
+    Selection,
+    find_named,
+    order_is_uncertain,
+    parse_selection,
+    visible_devices,
+)
 from harness.machine.inventory import Gpu, Inventory, LeftOut
-from harness.machine.meter import Meter
 from harness.machine.nvml import NoDriverError, NvidiaDriver
-from harness.machine.visible import ORDER_NOTE, order_is_uncertain, visible_devices
 from harness.process.child_env import Surroundings, surrounding_lease
 from harness.process.claims import Claims, holder_of
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bits.redaction import redact_argv
-from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth
+from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, GpuProcess, MachineHealth, Meter
+from harness.machine.gpu_selection import UNOPENED, Device
 from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu, LeftOut
-from harness.machine.meter import GpuProcess, Meter
-from harness.machine.visible import UNOPENED, Device
 
 SLOWDOWNS = {  # nvml.h, nvmlClocksEventReasons: those that no load explains
     "nvmlClocksEventReasonHwSlowdown": "hardware slowdown",

@@ -7,14 +7,17 @@ locks and memory maps fail or crawl on network file systems.
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.bits.errors import UsageError
+from harness.bits.files import kind_of
 from harness.process.exhaustion import shortage_at
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -293,3 +296,29 @@ def _open_up(name: str, parent_fd: int) -> None:
             os.chmod(f"/proc/self/fd/{fd}", stat.S_IRWXU)
         finally:
             os.close(fd)
+
+
+def make_new_directory(path: Path, *, mode: int = 0o777) -> list[str]:
+    """Make a directory, and those that lead to it; return a note on each entry that was renamed for it.
+
+    Whatever has its name gets another one, and so does a file or a link that has the name of its parent. Nothing is
+    removed, and no link is followed there. Raises OSError where nothing can be made.
+    """
+    notes = _put_aside(path.parent, keeps_directory=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    notes += _put_aside(path, keeps_directory=False)
+    path.mkdir(mode)
+    return notes
+
+
+def _put_aside(path: Path, *, keeps_directory: bool) -> list[str]:
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    if keeps_directory and stat.S_ISDIR(mode):
+        return []
+    aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
+    os.rename(path, aside)
+    what = kind_of(mode).replace("another file", "a file")
+    return [f"{path} was {what} that an earlier test must have made; rlharness renamed it to {aside.name}"]

@@ -11,10 +11,9 @@ from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from typing import Any
 
-from harness.runner.isolation_notes import IsolationNote
 from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.schedule.splitting import Split
-from harness.runner.units import SessionFailure, Unit, UnitResult
+from harness.runner.units import IsolationNote, SessionFailure, Unit, UnitResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 from harness.bits.text import signal_name
 from harness.process.supervisor_client import ProcessEnd
-from harness.runner.report_file import TestReport
-from harness.runner.test_outcomes import TestOutcome
+from harness.runner.report_file import TestOutcome, TestReport
 from harness.runner.units import Outcome, Unit
 
 PYTEST_EXITS = {

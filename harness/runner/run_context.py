@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.bits.errors import BusyGpusError, InventoryError, UsageError
+from harness.machine.gpu_health import Meter
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.gpus import read_with_meter
 from harness.machine.inventory import Inventory
-from harness.machine.meter import Meter
 from harness.process.claims import Claims
 from harness.process.clock import Clock, SystemClock
 from harness.process.daemon_thread import in_daemon_thread

@@ -5,10 +5,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from harness.machine.gpu_health import FaultKind, GpuFault
+from harness.machine.gpu_health import FaultKind, GpuFault, GpuProcess, Meter
 from harness.machine.gpu_watch import HURRIED_WAIT_S, STRANGER_BYTES, GpuWatch
 from harness.machine.inventory import Gpu
-from harness.machine.meter import GpuProcess, Meter
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_meter import FakeMeter
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import InventoryError, UsageError
+from harness.machine.gpu_selection import ORDER_NOTE
 from harness.machine.gpus import read_inventory
 from harness.machine.inventory import Inventory
-from harness.machine.visible import ORDER_NOTE
 from harness.process.claims import Claims
 from tests.support.foreign_claims import NOBODY, held_by_another_user
 from tests.support.nvml_stub.build import Instance, Machine, Process, StubGpu, machine_of

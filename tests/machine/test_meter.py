@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.machine.gpu_health import GpuProcess, Meter, why_not_back
 from harness.machine.inventory import IDLE_MEMORY_BYTES
-from harness.machine.meter import GpuProcess, Meter, why_not_back
 
 GB = 10**9
 FOREIGN = GpuProcess(20, GB, "python train.py")

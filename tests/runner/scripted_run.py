@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.machine.gpu_health import Meter
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.inventory import Gpu, Inventory
-from harness.machine.meter import Meter
 from harness.process.claims import Claims
 from harness.process.invocation import Invocation
 from harness.process.ports import PortBlocks, read_ephemeral_range

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.exit_codes import ExitCode
-from harness.machine.meter import GpuProcess
+from harness.machine.gpu_health import GpuProcess
 from harness.runner import events
 from harness.runner.dispatcher import Dispatcher
 from harness.runner.need import Need

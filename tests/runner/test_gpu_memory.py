@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.runner.gpu_memory import GpuMemoryUse, Listed, MemoryTally, Unmeasured, exceeds_budget, merge_uses
 from harness.runner.need import Need
+from harness.runner.units import GpuMemoryUse, Listed, MemoryTally, Unmeasured, exceeds_budget, merge_uses
 
 GB = 10**9
 OWN, OTHER, HIDDEN = 10, 11, 12

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from harness.process.supervisor_client import ProcessEnd
 from harness.runner.outcomes import classify_outcome
-from harness.runner.report_file import LostTest, TestEnd, TestReport
-from harness.runner.test_outcomes import TestOutcome
+from harness.runner.report_file import LostTest, TestEnd, TestOutcome, TestReport
 from harness.runner.units import Outcome
 
 REASONS = ("", "timeout", "test_timeout", "collect_timeout", "cancelled", "killed", "supervisor_lost")

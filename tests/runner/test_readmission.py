@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.meter import GpuProcess
+from harness.machine.gpu_health import GpuProcess
 from harness.runner import dispatcher, events
 from harness.runner.need import Need
 from harness.runner.schedule.leases import LeaseTable

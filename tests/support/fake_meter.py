@@ -4,8 +4,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.machine.gpu_health import GpuFault
-from harness.machine.meter import GpuProcess, Meter
+from harness.machine.gpu_health import GpuFault, GpuProcess, Meter
 
 
 @dataclass

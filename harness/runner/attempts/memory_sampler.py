@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from harness.machine.meter import Meter
+from harness.machine.gpu_health import Meter
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.supervisor.process_tree import read_process
-from harness.runner.gpu_memory import GpuMemoryUse, Listed, MemoryTally, Unmeasured
+from harness.runner.units import GpuMemoryUse, Listed, MemoryTally, Unmeasured
 
 POLL_S = 0.25
 ANSWER_S = 10.0

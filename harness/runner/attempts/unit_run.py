@@ -22,8 +22,7 @@ from harness.machine.gpu_watch import GpuWatch
 from harness.machine.inventory import IDLE_MEMORY_BYTES
 from harness.process.exhaustion import reason_of
 from harness.process.growing_file import NOTHING
-from harness.process.new_directory import make_new_directory
-from harness.process.scratch import remove_tree
+from harness.process.scratch import make_new_directory, remove_tree
 from harness.process.supervisor_client import LostError, ProcessEnd
 from harness.runner import events
 from harness.runner.attempts.attempt_spec import AttemptSpecs
@@ -37,14 +36,12 @@ from harness.runner.attempts.gpu_checks import (
 )
 from harness.runner.attempts.memory_sampler import MemorySampler
 from harness.runner.collection.units import all_deselected
-from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
 from harness.runner.options import runs_parts_of_files
 from harness.runner.outcomes import classify_outcome
-from harness.runner.report_file import ReportTail, TestReport
+from harness.runner.report_file import ReportTail, TestOutcome, TestReport
 from harness.runner.reruns.retries import lost_in, read_attempts
 from harness.runner.schedule.leases import Lease
-from harness.runner.test_outcomes import TestOutcome
-from harness.runner.units import Outcome, Unit, UnitResult
+from harness.runner.units import IsolationCode, IsolationNote, NotForked, Outcome, Unit, UnitResult
 
 Post = Callable[[events.Event], None]
 MAX_LOST = 2

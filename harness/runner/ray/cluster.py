@@ -17,10 +17,9 @@ from packaging.version import Version
 
 from harness.bits.errors import HarnessError, InventoryError, UsageError
 from harness.bits.files import open_for_writing
-from harness.machine.gpu_health import FaultKind, GpuFault
+from harness.machine.gpu_health import FaultKind, GpuFault, Meter
 from harness.machine.gpu_selection import Selection, parse_selection
 from harness.machine.inventory import Gpu, Inventory
-from harness.machine.meter import Meter
 from harness.process.child_env import ATTEMPT_MARKER, CUDA_VISIBLE_DEVICES, XDIST
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.supervisor_client import LostError, ProcessEnd, ProcessSpec

@@ -22,10 +22,9 @@ from harness.bits.errors import HarnessError
 from harness.bits.files import MALFORMED
 from harness.process.user_cache import cache_path
 from harness.runner.events import AttemptFailed, Event, TestFinished, TestStarted, UnitFinished
-from harness.runner.gpu_memory import merge_uses
 from harness.runner.records.stats import RunState
-from harness.runner.test_outcomes import TestOutcome
-from harness.runner.units import Outcome, UnitResult
+from harness.runner.report_file import TestOutcome
+from harness.runner.units import Outcome, UnitResult, merge_uses
 
 if TYPE_CHECKING:
     import sqlite3

@@ -13,10 +13,8 @@ from pathlib import Path
 
 from harness.bits.errors import ReportError
 from harness.runner.events import AttemptFailed, UnitFinished
-from harness.runner.gpu_memory import merge_uses
-from harness.runner.report_file import LostTest, TestReport, read_report
-from harness.runner.test_outcomes import TestOutcome
-from harness.runner.units import Attempt, Outcome, Unit, UnitResult
+from harness.runner.report_file import LostTest, TestOutcome, TestReport, read_report
+from harness.runner.units import Attempt, Outcome, Unit, UnitResult, merge_uses
 
 RETRIED = frozenset(
     (

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.machine.gpu_health import GpuProcess
 from harness.machine.inventory import Gpu
-from harness.machine.meter import GpuProcess
 from harness.runner import events
 from harness.runner.attempts.gpu_checks import broken_by, unread_names, with_reason, with_xids
 from harness.runner.need import Need
