@@ -117,7 +117,7 @@ REMEDIES: Mapping[MachineCode, tuple[Settings, ...]] = {
     LayerCode.TRANSPORT: PATHS,
     LayerCode.COLLECTIVE: (LOOPBACK, *PATHS),
 }
-"""Settings that may mend a layer (None: not set at all), the likeliest first; each is tried before it is shown."""
+"""Settings under which a layer may pass (None: not set), the likeliest first; each is tried before it is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ WALK_S = 240.0
 LAST_WORD_S = 3.0
 """Time that the other ranks have left once one has failed, to report a reason of their own."""
 PATIENCE_S = 10.0
-"""Every so often it is said who is still waited for, and how long that may take."""
+"""Interval of reports on the ranks that are still waited for."""
 MASTER_ADDR = "127.0.0.1"
 """Default address of the store."""
 MAX_LOG_BYTES = 1 << 18
@@ -252,7 +252,7 @@ class Bootstrap:
     """Environment of this process, which a training started here would inherit."""
     children: Children
     say: Callable[[str], None] = lambda text: None
-    """Hears what is being tried."""
+    """Called with each line of progress."""
 
 
 async def find_layer(bootstrap: Bootstrap) -> tuple[MachineFinding, ...]:
@@ -261,7 +261,7 @@ async def find_layer(bootstrap: Bootstrap) -> tuple[MachineFinding, ...]:
     Findings of the network follow: a name server that is silent, for one, looks like a layer that hangs.
     """
     found = [
-        await _mend(bootstrap, finding) if finding.severity is BROKEN else finding
+        await _with_remedy(bootstrap, finding) if finding.severity is BROKEN else finding
         for finding in await _try_ranks(bootstrap, bootstrap.environ)
     ]
     return (*found, *(await preflight(bootstrap.environ, SystemClock())).findings)
@@ -288,7 +288,7 @@ async def find_layer_of_job(bootstrap: Bootstrap, job: Job) -> tuple[MachineFind
     return tuple(finding for finding in found if job.rank == 0 or finding.severity is BROKEN)
 
 
-async def _mend(bootstrap: Bootstrap, finding: MachineFinding) -> MachineFinding:
+async def _with_remedy(bootstrap: Bootstrap, finding: MachineFinding) -> MachineFinding:
     """The finding with the first settings under which its layer is passed."""
     bootstrap.say(f"{finding.check}: {finding.measured}")
     tried = [_seen_by_ranks(bootstrap.environ)]
@@ -301,11 +301,11 @@ async def _mend(bootstrap: Bootstrap, finding: MachineFinding) -> MachineFinding
             continue
         tried.append(_seen_by_ranks(environ))
         unsets = tuple(name for name, value in settings.items() if value is None)
-        mended = replace(finding, values={**finding.values, "exports": exports, "unsets": unsets})
-        bootstrap.say(f"{finding.check}: trying {mended.fix}")
+        changed = replace(finding, values={**finding.values, "exports": exports, "unsets": unsets})
+        bootstrap.say(f"{finding.check}: trying {changed.fix}")
         if any(each.check == finding.check and each.severity is FINE for each in await _try_ranks(bootstrap, environ)):
-            remedy = f"{mended.fix}   # tried: it passes this layer"
-            return replace(mended, values={**mended.values, "remedy": remedy})
+            remedy = f"{changed.fix}   # tried: it passes this layer"
+            return replace(changed, values={**changed.values, "remedy": remedy})
     return finding
 
 
@@ -319,7 +319,7 @@ def _seen_by_ranks(environ: Mapping[str, str]) -> dict[str, str]:
 async def _run(
     bootstrap: Bootstrap, orders: Mapping[str, Mapping[str, Any]], environ: Mapping[str, str]
 ) -> list[RankStory]:
-    """What processes that are to meet have told; `orders` are their arguments by their names."""
+    """Return the stories of processes that are to meet; `orders` are their arguments by their names."""
     loop = asyncio.get_running_loop()
     running: dict[str, Path] = {}
     limits: dict[str, asyncio.Timeout] = {}
@@ -402,7 +402,7 @@ def _records(directory: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def _held_port() -> Iterator[int]:
-    """A TCP port for torch's store, which sets SO_REUSEADDR; nobody else is given it, before the rank opens it."""
+    """A TCP port for torch's store, which sets SO_REUSEADDR; no other process gets it before the rank opens it."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("", 0))

@@ -139,7 +139,7 @@ class GpuWatch:
 
 
 def _who_came(gpu: Gpu | None, reading: Reading) -> str:
-    """Return who uses a GPU that was free when the inventory was read; empty for nobody."""
+    """Return who uses a GPU that was free when the inventory was read; empty for none."""
     if named := [process for process in reading.processes if process.command]:
         return f"held by {', '.join(map(str, named))}"
     if gpu is None or reading.used_bytes is None:
