@@ -93,16 +93,6 @@ def read_text(path: StrPath, *, max_bytes: int = MAX_BYTES, errors: str = "stric
     return read_regular(path, max_bytes=max_bytes, follows_links=follows_links).decode("utf-8", errors)
 
 
-def read_end(path: StrPath, max_bytes: int, *, start: int = 0) -> str:
-    """Read the last bytes of a regular file as UTF-8, none before `start`; "" where it cannot be read."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(start, file.seek(0, os.SEEK_END) - max_bytes))
-            return file.read(max_bytes).decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def _opened(path: StrPath, flags: int) -> int:
     """The descriptor of a regular file. OSError for anything else, said as what it is."""
     try:

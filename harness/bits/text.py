@@ -6,7 +6,6 @@ line breaks, text that runs from right to left, or bytes that are no text at all
 
 import os
 import re
-import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
@@ -55,14 +54,6 @@ def nearest(name: str, legal: Iterable[str]) -> str:
 
     found = difflib.get_close_matches(name, list(legal), n=1, cutoff=0.5)
     return f"did you mean {found[0]!r}?" if found else ""
-
-
-def signal_name(number: int) -> str:
-    """`SIGSEGV` for 11; `signal 40` for one without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def put(stream: TextIO, text: str) -> None:

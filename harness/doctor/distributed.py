@@ -25,13 +25,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from harness.bits.files import read_end
 from harness.doctor.children import Children, module_command
 from harness.doctor.environment import Job
 from harness.machine.fan_out import fan_out
 from harness.machine.findings import BROKEN, FINE, MachineCode, MachineFinding
 from harness.machine.network.preflight import preflight
 from harness.process.clock import SystemClock
+from harness.process.growing_file import read_end
 from harness.process.program_output import json_objects
 from harness.process.supervisor_client import ProcessEnd
 

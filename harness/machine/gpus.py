@@ -105,7 +105,7 @@ def _take(driver: NvidiaDriver, asked: Selection, environ: Mapping[str, str], cl
     notes = list(visible.notes)
     if asked.has_positions and visible.by_number and ORDER_NOTE not in notes and order_is_uncertain(devices, environ):
         notes.append(ORDER_NOTE)
-    return Inventory(tuple(taken), tuple(left_out), driver.num_links(taken), note="; ".join(notes))
+    return Inventory(tuple(taken), tuple(left_out), note="; ".join(notes))
 
 
 def _too_few(asked: Selection, num_taken: int, num_visible: int, left_out: Sequence[LeftOut]) -> InventoryError:

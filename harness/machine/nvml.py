@@ -8,7 +8,6 @@ message and never ends the run. Calls block for as long as the driver does.
 import ctypes
 import os
 import threading
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -169,32 +168,6 @@ class NvidiaDriver(Meter):
             used_bytes=used_bytes,
             idle_bytes=idle_bytes,
         )
-
-    def num_links(self, gpus: Sequence[Gpu]) -> dict[frozenset[str], int]:
-        """Return the active NVLinks between each two whole GPUs, by the set of their ids; absent means none known.
-
-        Links that end in an NVSwitch count for no pair: every pair is equally near then, so none is preferred.
-        """
-        nvml = self._nvml
-        handles: dict[str, Any] = {}
-        gpu_ids: dict[bytes, str] = {}
-        for gpu in gpus:
-            with suppress(nvml.NVMLError):
-                if not gpu.is_mig:
-                    handles[gpu.gpu_id] = nvml.nvmlDeviceGetHandleByUUID(gpu.gpu_id)
-                    gpu_ids[nvml.nvmlDeviceGetPciInfo(handles[gpu.gpu_id]).busId.lower()] = gpu.gpu_id
-        num_links: dict[frozenset[str], int] = {}
-        for gpu_id, handle in handles.items():
-            peers: Counter[str] = Counter()
-            for link, is_active in link_states(nvml, handle).items():
-                with suppress(nvml.NVMLError):
-                    if is_active:
-                        peers[gpu_ids.get(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId.lower(), "")] += 1
-            for other, count in peers.items():
-                if other not in ("", gpu_id):
-                    pair = frozenset((gpu_id, other))
-                    num_links[pair] = max(count, num_links.get(pair, 0))  # both ends report each link
-        return num_links
 
     # ---- meter ----
 

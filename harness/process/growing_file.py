@@ -8,6 +8,16 @@ MAX_LINE_BYTES = 1 << 26
 NOTHING = "nothing"
 
 
+def read_end(path: StrPath, max_bytes: int, *, start: int = 0) -> str:
+    """Read the last bytes of a regular file as UTF-8, none before `start`; "" where it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(start, file.seek(0, os.SEEK_END) - max_bytes))
+            return file.read(max_bytes).decode(errors="replace")
+    except OSError:
+        return ""
+
+
 class GrowingFile:
     """A file that another process appends to, opened once: a later file of the same name is not read.
 

@@ -1,6 +1,6 @@
 """Classify a unit's one outcome from the end of its process and its report, without side effects."""
 
-from harness.bits.text import signal_name
+from harness.process.program_output import signal_name
 from harness.process.supervisor_client import ProcessEnd
 from harness.runner.report_file import TestOutcome, TestReport
 from harness.runner.units import Outcome, Unit

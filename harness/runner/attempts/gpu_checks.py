@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.bits.files import read_end
 from harness.machine.gpu_health import FATAL_XIDS, describe_xid
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.inventory import Gpu
+from harness.process.growing_file import read_end
 from harness.runner.report_file import TestReport
 from harness.runner.units import Outcome, UnitResult
 

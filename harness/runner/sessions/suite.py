@@ -23,12 +23,12 @@ from typing import Any
 from harness.bits.errors import CollectionError, UsageError
 from harness.bits.files import open_regular, read_text
 from harness.bits.redaction import redact_text
-from harness.bits.text import one_line, signal_name
+from harness.bits.text import one_line
 from harness.process.child_env import child_env
 from harness.process.clock import SystemClock
 from harness.process.exhaustion import MAKE_ROOM, shortage_at
 from harness.process.growing_file import GrowingFile, GrowingLines
-from harness.process.program_output import json_objects
+from harness.process.program_output import json_objects, signal_name
 from harness.process.supervisor import process_tree, rescue, syscalls
 from harness.process.supervisor.fork_server import Forked, ask_for_fork
 from harness.process.supervisor.stacks import dump_stacks
