@@ -81,7 +81,7 @@ OWNED = (
         (
             *("harness/bits/files.py", "harness/runner/records/history.py"),
             *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/fixtures/child_main.py"),
-            "harness/process/new_directory.py",
+            "harness/process/scratch.py",
         ),
     ),
     # One reader for files that others may have replaced by a FIFO, a device or terabytes: harness/bits/files.py.

@@ -26,8 +26,8 @@ def plan(invocation: Invocation, /, **given: Any) -> int:
     from harness.render.plan_text import deselected_lines, plan_json, plan_text
     from harness.render.run_text import shard_units
     from harness.render.run_words import REASON_OF_CODE
-    from harness.runner.attempts.unit_result import why_uncollected
     from harness.runner.events import plain
+    from harness.runner.outcomes import why_uncollected
     from harness.runner.run import plan_tests
 
     options = make_options(invocation, given)

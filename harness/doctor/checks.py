@@ -84,7 +84,7 @@ async def examine(host: Host, checks: Sequence[Check]) -> tuple[MachineFinding, 
             return await in_daemon_thread(lambda: tuple(function(host)), limit_s=check.limit_s)  # type: ignore[arg-type]
         except TimeoutError:
             problem = f"no answer within {check.limit_s:g} s"
-        except Exception as error:  # a machine that is out of order raises what nobody expected: the others go on
+        except Exception as error:  # a machine that is out of order raises anything: the others continue
             problem = f"the check failed: {type(error).__name__}: {error}"
         return (CheckCode.NO_RESULT(name=check.name, problem=problem),)
 
@@ -119,7 +119,7 @@ class DoctorOptions:
 
 
 async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[MachineFinding, ...]:
-    """Return the findings of this host, or those of a bootstrap; HarnessError for what the user can mend."""
+    """Return the findings of this host, or those of a bootstrap; HarnessError for what the user can change."""
     require_proc()
     if options.num_ranks is None:
         if options.numerics:

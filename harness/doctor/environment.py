@@ -9,6 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -104,7 +105,10 @@ def check_ray(host: Host) -> Iterator[MachineFinding]:
     values = {name: environ[name] for name in ADDRESSES if name in environ}
     directory = environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or "/tmp"
     path = os.path.join(os.path.abspath(directory), CURRENT_CLUSTER)
-    if noted := _read(path):
+    noted = ""
+    with suppress(OSError), open_regular(path, follows_links=True) as file:  # anybody may have put it there
+        noted = file.read(300).decode("utf-8", "replace").strip()
+    if noted:
         values[path] = noted
     for name, value in values.items():
         if name == "RAY_ADDRESS" and value == "auto" and not noted:
@@ -143,14 +147,6 @@ def endpoint(address: str) -> tuple[str, int] | None:
     except ValueError:  # a port that is no number
         return None
     return (parts.hostname, port) if parts.hostname and port else None
-
-
-def _read(path: str) -> str:
-    try:
-        with open_regular(path, follows_links=True) as file:  # anybody may have put it there
-            return file.read(300).decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
 
 
 # ---------------------------------------------------------------------------------------------------------------- ranks

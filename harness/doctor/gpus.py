@@ -54,12 +54,10 @@ class GpuCode(MachineCode):
         remedy: nvidia-smi -q -i {gpu}"""
     LOST = "lost", BROKEN, "GPU {number}", """
         {reason}
-        breaks: rlharness run leaves it out; programs that select it by number fail or run out of memory
-        remedy: {mend}; dmesg | grep -i xid says why"""
+        breaks: rlharness run leaves it out; programs that select it by number fail or run out of memory"""
     FAULTY = "faulty", BROKEN, "GPU {number}", """
         {model}: {fault}
-        breaks: rlharness run leaves it out; programs that use it crash, or compute with wrong values
-        remedy: {mend}"""
+        breaks: rlharness run leaves it out; programs that use it crash, or compute with wrong values"""
     SLOW = "slow", WARNING, "GPU {number}", """
         {model}: its clocks are lowered ({slowdowns})
         breaks: tests on it take longer than their history says, and may time out
@@ -84,8 +82,7 @@ class GpuCode(MachineCode):
         remedy: pip install --force-reinstall torch, from an index that has builds for CUDA"""
     TORCH_WITHOUT_GPU = "torch_without_gpu", BROKEN, "torch", """
         {torch}; {driver}{fabric}{said}
-        breaks: torch finds no GPU: every test that needs one
-        remedy: {mend}"""
+        breaks: torch finds no GPU: every test that needs one"""
     TORCH_WITHOUT_KERNELS = "torch_without_kernels", BROKEN, "torch", """
         {torch}; it has kernels for {archs}, and none for compute capability {capabilities}
         breaks: the first kernel on such a GPU: 'no kernel image is available'
@@ -124,13 +121,16 @@ def classify_gpus(health: MachineHealth, inventory: Inventory) -> Iterator[Machi
             continue
         named = left_out.gpu_id or str(left_out.index)
         reason = f"{left_out.model}: {left_out.reason}" if left_out.model else left_out.reason
-        code = GpuCode.BUSY
-        if any(words in left_out.reason for words in ("cannot be read", "compute mode", "no instance")):
-            code = GpuCode.LOST if "GPU is lost" in left_out.reason else GpuCode.UNUSABLE
-        yield code(number=left_out.index, gpu=named, reason=reason, mend=GpuFault(FaultKind.LOST, named).remedy)
+        if "GPU is lost" in left_out.reason:
+            remedy = f"{GpuFault(FaultKind.LOST, named).remedy}; dmesg | grep -i xid says why"
+            yield GpuCode.LOST(number=left_out.index, reason=reason, remedy=remedy)
+        else:
+            is_bad = any(words in left_out.reason for words in ("cannot be read", "compute mode", "no instance"))
+            code = GpuCode.UNUSABLE if is_bad else GpuCode.BUSY
+            yield code(number=left_out.index, gpu=named, reason=reason)
     for gpu in health.gpus:
         if gpu.fault:
-            yield GpuCode.FAULTY(number=gpu.number, model=gpu.model, fault=gpu.fault.what, mend=gpu.fault.remedy)
+            yield GpuCode.FAULTY(number=gpu.number, model=gpu.model, fault=gpu.fault.what, remedy=gpu.fault.remedy)
     for gpu in health.gpus:
         if gpu.slowdowns:
             yield GpuCode.SLOW(number=gpu.number, model=gpu.model, slowdowns=gpu.slowdowns)
@@ -195,9 +195,9 @@ def classify_torch(
     if not said["is_available"]:
         joined = next((gpu for gpu in health.gpus if gpu.fabric_problem), None)
         fabric = f"; GPU {joined.number} has not joined its NVSwitches: {joined.fabric_problem}" if joined else ""
-        told = f"; torch reports: {warning[:MAX_WARNING_CHARS]}" if warning else ""
-        mend = _why_no_gpu(warning, health, capabilities)
-        return GpuCode.TORCH_WITHOUT_GPU(torch=built, driver=driver, fabric=fabric, said=told, mend=mend)
+        said_by_torch = f"; torch reports: {warning[:MAX_WARNING_CHARS]}" if warning else ""
+        remedy = _remedy_of_no_gpu(warning, health, capabilities)
+        return GpuCode.TORCH_WITHOUT_GPU(torch=built, driver=driver, fabric=fabric, said=said_by_torch, remedy=remedy)
     lacking = sorted({gpu.capability for gpu in health.gpus if not _has_kernels(archs, gpu.capability)})
     if lacking:
         kinds = tuple(map(_version, lacking))
@@ -205,7 +205,7 @@ def classify_torch(
     return GpuCode.TORCH(torch=f"{built}, finds the GPUs; {driver}")
 
 
-def _why_no_gpu(warning: str, health: MachineHealth, capabilities: str | None) -> str:
+def _remedy_of_no_gpu(warning: str, health: MachineHealth, capabilities: str | None) -> str:
     """Return the remedy where NVML finds GPUs and torch does not: CUDA's errors, by what each is seen of most."""
     if "Error 802" in warning or any(gpu.fabric_problem for gpu in health.gpus):
         version = f" ({health.driver})" if health.driver else ""

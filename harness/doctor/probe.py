@@ -28,7 +28,7 @@ from runpy import run_path
 from typing import Any
 
 from harness.process.clock import SystemClock
-from harness.process.scratch import FALLBACKS, fs_type_of, read_mounts, survey, why_unfit
+from harness.process.scratch import FALLBACKS, fs_type_of, read_mounts, why_unfit
 
 NUM_TRIES = 3
 """Repetitions of a lock. The fastest counts: a slow file system is always slow, a busy machine is not."""
@@ -74,7 +74,7 @@ def try_directory(directory: str) -> None:
     given up by the thread that waits for it.
     """
     mounts, clock, path = read_mounts(), SystemClock(), ""
-    say(better=next((path for path in FALLBACKS if path != directory and not why_unfit(survey(path, mounts))), ""))
+    say(better=next((path for path in FALLBACKS if path != directory and not why_unfit(path, mounts)), ""))
     step = "survey"
     try:
         space = os.statvfs(directory)

@@ -88,12 +88,10 @@ class ResourceCode(MachineCode):
     CONTAINED = "contained", FINE, "containment", "{holds}"
     CONTAINED_WEAKLY = "contained_weakly", WARNING, "containment", """
         {holds}
-        breaks: a process that forks faster than it is stopped, or runs as another user, can outlive its test file
-        remedy: {mend}"""
+        breaks: a process that forks faster than it is stopped, or runs as another user, can outlive its test file"""
     UNCONTAINED = "uncontained", BROKEN, "containment", """
         no method of terminating a process tree works: {reasons}
-        breaks: rlharness run refuses to start: it could not terminate the processes it starts
-        remedy: {mend}"""
+        breaks: rlharness run refuses to start: it could not terminate the processes it starts"""
     MEMORY = "memory_limit", FINE, "memory limit", "{measured}"
     MEMORY_FULL = "memory_full", WARNING, "memory limit", """
         {measured}, {used:.0%} in use
@@ -204,8 +202,8 @@ def classify_ulimits(
 
     def add(name: str, check: str, measured: str, effect: str, **more: Any) -> None:
         value, docker = ("65536", "65536:65536") if name in ("nofile", "nproc") else ("unlimited", "-1:-1")
-        values: dict[str, Any] = {"name": name, "check": check, "measured": measured, "effect": effect, "value": value}
-        findings.append(ResourceCode.ULIMIT(docker=docker, **values, **more))
+        more |= {"name": name, "check": check, "measured": measured, "effect": effect, "value": value}
+        findings.append(ResourceCode.ULIMIT(docker=docker, **more))
 
     if hard["nofile"] < MIN_OPEN_FILES:
         effect = "Ray, data loaders and vLLM run out of open files: connections fail, workers die"
@@ -222,15 +220,9 @@ def classify_ulimits(
     if soft["fsize"] != math.inf:
         effect = "programs that write more fail with 'File too large': checkpoints, compilers, Ray's spilled objects"
         severity = BROKEN if soft["fsize"] < SMALL_FILE_BYTES else WARNING
-        lift = "ulimit -f unlimited" if hard["fsize"] == math.inf else ""
-        add(
-            "fsize",
-            "file size",
-            f"a file may have {_gb(soft['fsize'])} at most",
-            effect,
-            severity=severity,
-            remedy=lift,
-        )
+        remedy = "ulimit -f unlimited" if hard["fsize"] == math.inf else ""
+        measured = f"a file may have {_gb(soft['fsize'])} at most"
+        add("fsize", "file size", measured, effect, severity=severity, remedy=remedy)
     shown = {"nofile": soft["nofile"], "most": hard["nofile"], "nproc": soft["nproc"]}
     words = {name: f"{number:,.0f}".replace("inf", "unlimited") for name, number in shown.items()}
     return findings or [ResourceCode.ULIMITS(None, **words)]
@@ -239,14 +231,14 @@ def classify_ulimits(
 def check_containment(host: Host) -> list[MachineFinding]:
     """The strongest means of ending a process tree, and why each stronger one does not work."""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in host.refused.items())
-    mend = "systemd-run --user --scope --property=Delegate=yes rlharness run"
+    remedy = "systemd-run --user --scope --property=Delegate=yes rlharness run"
     if os.path.exists("/.dockerenv"):
-        mend = "docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined, which allows PID namespaces"
+        remedy = "docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined, which allows PID namespaces"
     if not host.backend:
-        return [ResourceCode.UNCONTAINED(reasons=reasons, mend=mend)]
+        return [ResourceCode.UNCONTAINED(reasons=reasons, remedy=remedy)]
     holds = f"{HOLDS[host.backend]} ({reasons})" if reasons else HOLDS[host.backend]
     if host.backend == "subreaper":
-        return [ResourceCode.CONTAINED_WEAKLY(holds=holds, mend=mend)]
+        return [ResourceCode.CONTAINED_WEAKLY(holds=holds, remedy=remedy)]
     return [ResourceCode.CONTAINED(holds=holds)]
 
 

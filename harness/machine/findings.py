@@ -13,7 +13,7 @@ class MachineCode(FindingCode):
     """Base of enums of codes of a machine: code, severity, subject, and the finding as a person reads it.
 
     That text is the sentence, then `breaks:` with the consequences and `remedy:`. A finding has values for it, and may
-    have `exports`, variables that mend it, `unsets`, variables that are better gone, `details`, lines of a log, and a
+    have `exports`, variables to set, `unsets`, variables to unset, `details`, lines of a log, and a
     `remedy` in place of the text's. `{fix}` is a line of a shell for the variables, the remedy of a text without one.
     """
 
@@ -58,24 +58,24 @@ class MachineFinding(Finding):
 
     @property
     def fix(self) -> str:
-        """The line of a shell that sets and unsets variables; empty where none would mend it."""
+        """The line of a shell that sets and unsets variables; empty if there is nothing to set or unset."""
         exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.exports.items())
         return "; ".join([f"export {exports}"] * bool(exports) + [f"unset {' '.join(self.unsets)}"] * bool(self.unsets))
 
     @property
     def remedy(self) -> str:
-        """A command to type, or what to change; empty if there is nothing to mend."""
+        """A command to type, or what to change; empty if there is nothing to do."""
         given = self.values.get("remedy")
         return str(given) if given else WORDS.vformat(self.code.remedy, (), {**self.values, "fix": self.fix})
 
     @property
     def exports(self) -> dict[str, str]:
-        """Environment variables that mend it."""
+        """Environment variables to set."""
         return dict(self.values.get("exports", {}))
 
     @property
     def unsets(self) -> tuple[str, ...]:
-        """Environment variables that are better gone."""
+        """Environment variables to unset."""
         return tuple(self.values.get("unsets", ()))
 
     @property

@@ -6,13 +6,14 @@ A driver may hang with every question it is asked, so each is asked in a thread 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from harness.machine.gpu_health import FATAL_XIDS, GpuFault, describe_xid
+from harness.machine.gpu_health import FATAL_XIDS, GpuFault, GpuProcess, Meter, describe_xid, why_not_back
 from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu
-from harness.machine.meter import GpuProcess, MemoryMeter, why_not_back
 from harness.process.clock import Clock
 from harness.process.daemon_thread import in_daemon_thread
 
+T = TypeVar("T")
 POLL_S = 0.25
 WAIT_S = 20.0
 HURRIED_WAIT_S = 2.0
@@ -39,7 +40,7 @@ class Reading:
 class GpuWatch:
     """Asks `meter` about the GPUs of a lease, before an attempt and after it."""
 
-    meter: MemoryMeter
+    meter: Meter
     clock: Clock
     gpus: tuple[Gpu, ...] = ()
     """Those of the run, as they were found; of others nothing is known."""
@@ -61,35 +62,37 @@ class GpuWatch:
         unfit: dict[str, str] = {}
         known = {gpu.gpu_id: gpu for gpu in self.gpus}
         for gpu_id, reading in (await self._readings(gpu_ids, finds_faults=True)).items():
+            gpu = known.get(gpu_id)
             if reading is None:
                 unfit[gpu_id] = self._silence
-                continue
-            if reading.fault is not None:
+            elif reading.fault is not None:
                 unfit[gpu_id] = f"found before the lease: {reading.fault}"
-                continue
-            if fatal := [describe_xid(xid) for xid in reading.xids if xid in FATAL_XIDS]:
+            elif fatal := [describe_xid(xid) for xid in reading.xids if xid in FATAL_XIDS]:
                 unfit[gpu_id] = f"found before the lease: the driver reported {', '.join(fatal)}"
-                continue
-            if reading.used_bytes is not None:
-                baseline[gpu_id] = reading.used_bytes
-            gpu = known.get(gpu_id)
-            if gpu is not None and gpu.is_as_is:
-                self._residents[gpu_id] = frozenset(process.pid for process in reading.processes)
-            elif busy := _who_came(gpu, reading):
-                unfit[gpu_id] = f"busy before the lease: {busy}"
+            else:
+                if reading.used_bytes is not None:
+                    baseline[gpu_id] = reading.used_bytes
+                if gpu is not None and gpu.is_as_is:
+                    self._residents[gpu_id] = frozenset(process.pid for process in reading.processes)
+                elif busy := _who_came(gpu, reading):
+                    unfit[gpu_id] = f"busy before the lease: {busy}"
         return baseline, unfit
+
+    async def _ask_each(self, gpu_ids: Sequence[str], ask: Callable[[str], T]) -> dict[str, T | None]:
+        """Return the driver's answer on each GPU; None where there is none in time."""
+
+        async def one(gpu_id: str) -> T | None:
+            try:
+                return await in_daemon_thread(lambda: ask(gpu_id), limit_s=self.answer_s)
+            except TimeoutError:
+                return None
+
+        return dict(zip(gpu_ids, await asyncio.gather(*map(one, gpu_ids)), strict=True))
 
     async def new_xids(self, gpu_ids: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Return the errors that the driver has reported of each GPU since the last question; without those of none."""
-
-        async def ask(gpu_id: str) -> tuple[int, ...]:
-            try:
-                return await in_daemon_thread(lambda: self.meter.new_xids(gpu_id), limit_s=self.answer_s)
-            except TimeoutError:
-                return ()
-
-        answers = await asyncio.gather(*map(ask, gpu_ids))
-        return {gpu_id: xids for gpu_id, xids in zip(gpu_ids, answers, strict=True) if xids}
+        answers = await self._ask_each(gpu_ids, self.meter.new_xids)
+        return {gpu_id: xids for gpu_id, xids in answers.items() if xids}
 
     @property
     def _silence(self) -> str:
@@ -125,26 +128,18 @@ class GpuWatch:
 
     async def _readings(self, gpu_ids: Sequence[str], *, finds_faults: bool = False) -> dict[str, Reading | None]:
         """What each GPU says; None for one that does not answer."""
-        answers = await asyncio.gather(*(self.reading(gpu_id, finds_faults=finds_faults) for gpu_id in gpu_ids))
-        return dict(zip(gpu_ids, answers, strict=True))
 
-    async def reading(self, gpu_id: str, *, finds_faults: bool) -> Reading | None:
-        """Return the reading of one GPU; None where its driver does not answer in time."""
-
-        def ask() -> Reading:
+        def read(gpu_id: str) -> Reading:
             fault = self.meter.fault(gpu_id) if finds_faults else None
             used = self.meter.used_memory_bytes((gpu_id,))
             xids = self.meter.new_xids(gpu_id) if finds_faults else ()
             return Reading(used.get(gpu_id), self.meter.processes_on(gpu_id), fault, xids)
 
-        try:
-            return await in_daemon_thread(ask, limit_s=self.answer_s)
-        except TimeoutError:
-            return None
+        return await self._ask_each(gpu_ids, read)
 
 
 def _who_came(gpu: Gpu | None, reading: Reading) -> str:
-    """Return who uses a GPU that was free when the inventory was read; empty for nobody."""
+    """Return who uses a GPU that was free when the inventory was read; empty for none."""
     if named := [process for process in reading.processes if process.command]:
         return f"held by {', '.join(map(str, named))}"
     if gpu is None or reading.used_bytes is None:

@@ -4,12 +4,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from harness.bits.errors import BusyGpusError, InventoryError
-from harness.machine.gpu_health import MachineHealth
-from harness.machine.gpu_selection import Selection, find_named, parse_selection
+from harness.machine.gpu_health import MachineHealth, Meter
+from harness.machine.gpu_selection import (
+    ORDER_NOTE,
+    Selection,
+    find_named,
+    order_is_uncertain,
+    parse_selection,
+    visible_devices,
+)
 from harness.machine.inventory import Gpu, Inventory, LeftOut
-from harness.machine.meter import MemoryMeter, NoMeter
 from harness.machine.nvml import NoDriverError, NvidiaDriver
-from harness.machine.visible import ORDER_NOTE, order_is_uncertain, visible_devices
 from harness.process.child_env import Surroundings, surrounding_lease
 from harness.process.claims import Claims, holder_of
 
@@ -33,30 +38,30 @@ def read_inventory(selection: str, environ: Mapping[str, str], claims: Claims | 
 
 def read_with_meter(
     selection: str, environ: Mapping[str, str], claims: Claims | None = None
-) -> tuple[Inventory, MemoryMeter]:
+) -> tuple[Inventory, Meter]:
     """Return the inventory, as `read_inventory` does, and an open meter of its GPUs.
 
     The driver is opened once for both: GPUs without persistence mode take seconds to wake each time.
     """
     asked = parse_selection(selection)
     if asked.simulated:
-        return Inventory(gpus=asked.simulated, pretended=True), NoMeter()
+        return Inventory(gpus=asked.simulated, pretended=True), Meter()
     if asked.num_gpus == 0:
-        return Inventory(), NoMeter()
+        return Inventory(), Meter()
     with ExitStack() as stack:
         try:
             driver = stack.enter_context(NvidiaDriver())
             inventory = _take(driver, asked, environ, claims)
         except NoDriverError as error:
             if asked == Selection():
-                return Inventory(note=f"{error}: 0 GPUs"), NoMeter()
+                return Inventory(note=f"{error}: 0 GPUs"), Meter()
             raise InventoryError(
                 f"--gpus {selection}: {error}",
                 legal="auto (every free GPU, here 0), none, sim:N",
                 remedy="rlharness run --gpus none runs what needs no GPU; --gpus sim:N pretends N",
             ) from error
         if not inventory.gpus:
-            return inventory, NoMeter()
+            return inventory, Meter()
         stack.pop_all()
         return inventory, driver
 
@@ -100,7 +105,7 @@ def _take(driver: NvidiaDriver, asked: Selection, environ: Mapping[str, str], cl
     notes = list(visible.notes)
     if asked.has_positions and visible.by_number and ORDER_NOTE not in notes and order_is_uncertain(devices, environ):
         notes.append(ORDER_NOTE)
-    return Inventory(tuple(taken), tuple(left_out), driver.num_links(taken), note="; ".join(notes))
+    return Inventory(tuple(taken), tuple(left_out), note="; ".join(notes))
 
 
 def _too_few(asked: Selection, num_taken: int, num_visible: int, left_out: Sequence[LeftOut]) -> InventoryError:

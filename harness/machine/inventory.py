@@ -1,6 +1,6 @@
 """The GPUs a run may use, as plain data: read by `gpus`, pretended by `sim:N`, packed by `runner.packing`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 IDLE_MEMORY_BYTES = 64 * 10**6
 """Memory a GPU may show and still count as idle, and by which it may miss its baseline when a lease ends.
@@ -58,8 +58,6 @@ class Inventory:
 
     gpus: tuple[Gpu, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
-    num_links: dict[frozenset[str], int] = field(default_factory=dict)
-    """NVLink connections between two GPUs, by the set of their two ids; absent means none known."""
     pretended: bool = False
     """Whether it is simulated (`sim:`), without a real GPU to poll."""
     note: str = ""

@@ -8,17 +8,15 @@ message and never ends the run. Calls block for as long as the driver does.
 import ctypes
 import os
 import threading
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from harness.bits.redaction import redact_argv
-from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth
+from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, GpuProcess, MachineHealth, Meter
+from harness.machine.gpu_selection import UNOPENED, Device
 from harness.machine.inventory import IDLE_MEMORY_BYTES, Gpu, LeftOut
-from harness.machine.meter import GpuProcess
-from harness.machine.visible import UNOPENED, Device
 
 SLOWDOWNS = {  # nvml.h, nvmlClocksEventReasons: those that no load explains
     "nvmlClocksEventReasonHwSlowdown": "hardware slowdown",
@@ -63,8 +61,8 @@ class ListedGpu:
     """Why it cannot be used; empty where nothing is known against it."""
 
 
-class NvidiaDriver:
-    """NVML, open from the first moment to `close`: a `MemoryMeter`. Raises NoDriverError where it does not start."""
+class NvidiaDriver(Meter):
+    """NVML, open from the first moment to `close`. Raises NoDriverError where it does not start."""
 
     is_simulated = False
 
@@ -170,32 +168,6 @@ class NvidiaDriver:
             used_bytes=used_bytes,
             idle_bytes=idle_bytes,
         )
-
-    def num_links(self, gpus: Sequence[Gpu]) -> dict[frozenset[str], int]:
-        """Return the active NVLinks between each two whole GPUs, by the set of their ids; absent means none known.
-
-        Links that end in an NVSwitch count for no pair: every pair is equally near then, so none is preferred.
-        """
-        nvml = self._nvml
-        handles: dict[str, Any] = {}
-        gpu_ids: dict[bytes, str] = {}
-        for gpu in gpus:
-            with suppress(nvml.NVMLError):
-                if not gpu.is_mig:
-                    handles[gpu.gpu_id] = nvml.nvmlDeviceGetHandleByUUID(gpu.gpu_id)
-                    gpu_ids[nvml.nvmlDeviceGetPciInfo(handles[gpu.gpu_id]).busId.lower()] = gpu.gpu_id
-        num_links: dict[frozenset[str], int] = {}
-        for gpu_id, handle in handles.items():
-            peers: Counter[str] = Counter()
-            for link, is_active in link_states(nvml, handle).items():
-                with suppress(nvml.NVMLError):
-                    if is_active:
-                        peers[gpu_ids.get(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId.lower(), "")] += 1
-            for other, count in peers.items():
-                if other not in ("", gpu_id):
-                    pair = frozenset((gpu_id, other))
-                    num_links[pair] = max(count, num_links.get(pair, 0))  # both ends report each link
-        return num_links
 
     # ---- meter ----
 

@@ -15,7 +15,6 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from types import TracebackType
 from typing import BinaryIO
 
 from harness.bits.files import open_for_writing
@@ -95,9 +94,7 @@ class Claims:
     def __enter__(self) -> "Claims":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TypeVar
 
@@ -14,25 +15,16 @@ async def in_daemon_thread(call: Callable[[], T], *, limit_s: float) -> T:
 
     In a daemon thread of its own: a pool's threads are waited for when the interpreter exits.
     """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if answer.done():  # nobody waits any more
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(result)  # type: ignore[arg-type]  # T itself may be optional
+    answer: Future[T] = Future()
 
     def ask() -> None:
-        result, error = None, None
-        try:
-            result = call()
-        except BaseException as raised:  # whatever it is, it is the asker's
-            error = raised
-        with suppress(RuntimeError):  # the loop has closed meanwhile
-            loop.call_soon_threadsafe(settle, result, error)
+        with suppress(InvalidStateError, RuntimeError):  # given up on, or the loop has closed meanwhile
+            try:
+                result = call()
+            except BaseException as error:  # whatever it is, it is the asker's
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)
 
     threading.Thread(target=ask, name="a call that may hang", daemon=True).start()
-    return await asyncio.wait_for(answer, limit_s)
+    return await asyncio.wait_for(asyncio.wrap_future(answer), limit_s)

@@ -8,6 +8,16 @@ MAX_LINE_BYTES = 1 << 26
 NOTHING = "nothing"
 
 
+def read_end(path: StrPath, max_bytes: int, *, start: int = 0) -> str:
+    """Read the last bytes of a regular file as UTF-8, none before `start`; "" where it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(start, file.seek(0, os.SEEK_END) - max_bytes))
+            return file.read(max_bytes).decode(errors="replace")
+    except OSError:
+        return ""
+
+
 class GrowingFile:
     """A file that another process appends to, opened once: a later file of the same name is not read.
 
@@ -51,12 +61,16 @@ class GrowingFile:
         self._num_read = 0
 
     @property
+    def size_bytes(self) -> int:
+        """Size of the file now; 0 while none is open."""
+        return os.fstat(self._fd).st_size if self._fd >= 0 else 0
+
+    @property
     def excess(self) -> str:
         """Note on a file that holds more than is read of it; empty for any other file."""
-        size_bytes = os.fstat(self._fd).st_size if self._fd >= 0 else 0
-        if size_bytes <= self.max_bytes:
+        if self.size_bytes <= self.max_bytes:
             return ""
-        return f"{os.fspath(self.path)} has {size_bytes:,} bytes, of which the first {self.max_bytes:,} were read"
+        return f"{os.fspath(self.path)} has {self.size_bytes:,} bytes, of which the first {self.max_bytes:,} were read"
 
     @property
     def replaced_by(self) -> str:

@@ -10,7 +10,6 @@ One that was ignored when the process started (nohup, a shell's background job) 
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
@@ -38,9 +37,7 @@ class Interruption:
                 self._heard.append(signum)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         loop = asyncio.get_running_loop()
         for signum in self._heard:
             loop.remove_signal_handler(signum)

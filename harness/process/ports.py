@@ -18,9 +18,6 @@ BLOCK_SIZE = 64
 FIRST_PORT = 20000
 """Where blocks begin by preference: above Ray's default worker ports (10002 to 19999)."""
 LAST_PORT = 65535
-ALL_STARTS = range(FIRST_PORT, LAST_PORT + 1 - BLOCK_SIZE + 1, BLOCK_SIZE)
-_MIN_BLOCKS = 16
-"""A range that holds fewer blocks is not worth preferring."""
 _EPHEMERAL_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
 _DEFAULT_EPHEMERAL = (32768, 60999)
 _UNUSABLE = (errno.EADDRINUSE, errno.EACCES)
@@ -36,18 +33,11 @@ def read_ephemeral_range() -> tuple[int, int]:
     return low, high
 
 
-def block_starts(ephemeral: tuple[int, int]) -> range:
-    """First ports of all blocks, given the first and last ephemeral port.
-
-    The blocks lie from 20000 up to the ephemeral range; where fewer than 16 fit, above it; where neither has room,
-    from 20000 up to 65535 inside it, and only the test for a port in use keeps them apart from connections.
-    """
+def block_starts(ephemeral: tuple[int, int]) -> tuple[int, ...]:
+    """First ports of all blocks, given the first and last ephemeral port: first those outside of that range."""
     low, high = ephemeral
-    for first, end in ((FIRST_PORT, low), (max(high + 1, FIRST_PORT), LAST_PORT + 1)):
-        starts = range(first, min(end, LAST_PORT + 1) - BLOCK_SIZE + 1, BLOCK_SIZE)
-        if len(starts) >= _MIN_BLOCKS:
-            return starts
-    return ALL_STARTS
+    starts = range(FIRST_PORT, LAST_PORT + 1 - BLOCK_SIZE + 1, BLOCK_SIZE)
+    return tuple(sorted(starts, key=lambda port: low - BLOCK_SIZE < port <= high))
 
 
 def is_listenable(port: int) -> bool:
@@ -73,10 +63,7 @@ class PortBlocks:
 
     def __init__(self, claims: Claims, ephemeral: tuple[int, int]) -> None:
         self._claims = claims
-        best = block_starts(ephemeral)
-        others = [port for port in ALL_STARTS if not best[0] - BLOCK_SIZE < port < best[-1] + BLOCK_SIZE]
-        others.sort(key=lambda port: ephemeral[0] - BLOCK_SIZE < port <= ephemeral[1])
-        self._starts: tuple[int, ...] = (*best, *others)
+        self._starts = block_starts(ephemeral)
         self._by_slot: dict[int, int] = {}
         self.notes: tuple[str, ...] = ()
 

@@ -10,12 +10,14 @@ import json
 import math
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from harness.bits.files import MALFORMED, open_regular
+from harness.bits.files import MALFORMED
 from harness.bits.text import escape, one_line
+from harness.process.growing_file import read_end
 
 MAX_SHOWN_BYTES = 10_000_000
 CHUNK_BYTES = 1 << 16
@@ -122,15 +124,18 @@ def _cuts(file: BinaryIO, size: int, cap_bytes: int) -> tuple[int, int]:
 
 def output_tail(path: Path) -> list[str]:
     """The last lines of a file, harmless to a terminal; none where it cannot be read."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            data = file.read(TAIL_BYTES)
-    except OSError:
-        return []
     output = OutputFilter(colour=False)
-    lines = (output.feed(data) + output.finish()).expandtabs(4).splitlines()[-TAIL_LINES:]
+    text = output.feed(read_end(path, TAIL_BYTES).encode()) + output.finish()
+    lines = text.expandtabs(4).splitlines()[-TAIL_LINES:]
     return [f"{' ' * min(len(line) - len(line.lstrip()), MAX_INDENT)}{one_line(line)}" for line in lines]
+
+
+def signal_name(number: int) -> str:
+    """`SIGSEGV` for 11; `signal 40` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def json_objects(text: str) -> list[dict[str, Any]]:

@@ -7,14 +7,16 @@ locks and memory maps fail or crawl on network file systems.
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
 
 from harness.bits.errors import UsageError
+from harness.bits.files import kind_of
 from harness.process.exhaustion import shortage_at
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -43,36 +45,8 @@ _NETWORK = re.compile(
 encryption) are local."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A mounted file system."""
-
-    path: str
-    fs_type: str
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A directory the scratch root may be made in."""
-
-    path: str
-    is_writable: bool
-    """Whether it is a directory in which this process can make another."""
-    fs_type: str
-    """Type of the file system that holds it, with all links resolved; empty if unknown."""
-    from_tmpdir: bool = False
-    """The user's own TMPDIR, which is worth a word where it is passed over."""
-    shortage: str = ""
-    """What its file system lacks for a new file; empty where it lacks nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """Where the scratch root is made."""
-
-    parent: str
-    note: str = ""
-    """Note that TMPDIR is not used, with the reason; empty if it is used."""
+Mounts = Sequence[tuple[str, str]]
+"""Path and type of each mounted file system."""
 
 
 def is_network(fs_type: str) -> bool:
@@ -80,43 +54,38 @@ def is_network(fs_type: str) -> bool:
     return _NETWORK.fullmatch(fs_type) is not None
 
 
-def fs_type_of(path: str, mounts: Sequence[Mount]) -> str:
-    """Type of the file system that holds `path` (absolute, no links): deepest mount, last of equals."""
-    best = Mount("", "")
-    for mount in mounts:
-        inside = path == mount.path or path.startswith(mount.path.rstrip("/") + "/")
-        if inside and len(mount.path) >= len(best.path):
-            best = mount
-    return best.fs_type
+def fs_type_of(path: str, mounts: Mounts) -> str:
+    """Type of the file system that holds `path` (absolute, no links): deepest mount, last of equals; "" if unknown."""
+    holding = [mount for mount in mounts if path == mount[0] or path.startswith(mount[0].rstrip("/") + "/")]
+    return max(enumerate(holding), key=lambda each: (len(each[1][0]), each[0]), default=(0, ("", "")))[1][1]
 
 
-def why_unfit(candidate: Candidate) -> str:
-    """Why the scratch root cannot lie in `candidate`; empty where it can."""
-    if not os.path.isabs(candidate.path):
+def why_unfit(path: str, mounts: Mounts) -> str:
+    """Why the scratch root cannot lie in the directory `path`; empty where it can."""
+    if not os.path.isabs(path):
         return "is not an absolute path"
-    if not candidate.is_writable:
+    if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
         return "is not a writable directory"
-    if candidate.shortage:
-        return f"takes no file: {candidate.shortage}"
-    if is_network(candidate.fs_type):
-        return f"is on a network file system ({candidate.fs_type})"
-    num_bytes = len(os.fsencode(candidate.path))
+    if shortage := shortage_at(path):
+        return f"takes no file: {shortage}"
+    if is_network(fs_type := fs_type_of(os.path.realpath(path), mounts)):
+        return f"is on a network file system ({fs_type})"
+    num_bytes = len(os.fsencode(path))
     if num_bytes > MAX_PARENT_BYTES:
         return f"is {num_bytes} bytes long, and Ray's socket paths leave room for {MAX_PARENT_BYTES}"
     return ""
 
 
-def choose(candidates: Sequence[Candidate]) -> Scratch:
-    """The first candidate that fits; UsageError, with every reason, where none does."""
-    reasons: list[str] = []
-    note = ""
-    for candidate in candidates:
-        reason = why_unfit(candidate)
-        if not reason:
-            return Scratch(candidate.path, note and f"{note}; the attempts use {candidate.path} instead")
-        reasons.append(f"{candidate.path} {reason}")
-        if candidate.from_tmpdir:
-            note = f"TMPDIR {reasons[-1]}"
+def choose(tmpdir: str, fallbacks: Sequence[str], mounts: Mounts) -> tuple[str, str]:
+    """The first directory that is fit, TMPDIR (empty if not set) or one of `fallbacks`, and a note if it is not TMPDIR.
+
+    UsageError, with every reason, where none is.
+    """
+    given, reasons = [tmpdir.rstrip("/") or "/"] if tmpdir else [], list[str]()
+    for path in (*given, *fallbacks):
+        if not (reason := why_unfit(path, mounts)):
+            return path, f"TMPDIR {reasons[0]}; the attempts use {path} instead" if given and reasons else ""
+        reasons.append(f"{path} {reason}")
     raise UsageError(
         "no directory is fit for the temporary directories of the attempts: " + "; ".join(reasons),
         legal=f"a writable directory on a local file system, its path at most {MAX_PARENT_BYTES} bytes long",
@@ -125,19 +94,15 @@ def choose(candidates: Sequence[Candidate]) -> Scratch:
 
 
 def make_scratch_root(environ: Mapping[str, str], fallbacks: Sequence[str] = FALLBACKS) -> tuple[str, int, str]:
-    """Make the run's scratch root, for this user alone (mode 0700); its path, what holds it, and the note of `Scratch`.
+    """Make the run's scratch root, for this user alone (mode 0700); its path, what holds it, and the note of `choose`.
 
     TMPDIR of `environ` is tried first, then `fallbacks`. It counts as in use for as long as the descriptor returned is
     open, here or in a fork. Raises UsageError where none of them fits; OSError, and leaves nothing, where none is made.
     """
-    mounts = read_mounts()
-    given = environ.get("TMPDIR", "")
-    candidates = [survey(given.rstrip("/") or "/", mounts, from_tmpdir=True)] if given else []
-    candidates += [survey(path, mounts) for path in fallbacks]
-    scratch = choose(candidates)
-    root = tempfile.mkdtemp(prefix=_ROOT_PREFIX, dir=scratch.parent)
+    parent, note = choose(environ.get("TMPDIR", ""), fallbacks, read_mounts())
+    root = tempfile.mkdtemp(prefix=_ROOT_PREFIX, dir=parent)
     try:
-        return root, hold(root), scratch.note
+        return root, hold(root), note
     except OSError:
         shutil.rmtree(root, ignore_errors=True)
         raise
@@ -204,7 +169,7 @@ def remove_tree(path: str, *, dir_fd: int | None = None) -> str:
         if not _is_there(name, parent_fd):
             return ""
         root = f"{_path_of(parent_fd).rstrip('/')}/{name}"
-        mounted = {mount.path for mount in read_mounts() if mount.path.startswith(root + "/")}
+        mounted = {path for path, _ in read_mounts() if path.startswith(root + "/")}
         _remove_around(parent_fd, name, root, mounted)
     except (OSError, RecursionError) as error:
         if isinstance(error, OSError) and error.filename == name:
@@ -213,13 +178,6 @@ def remove_tree(path: str, *, dir_fd: int | None = None) -> str:
     finally:
         os.close(parent_fd)
     return f"{shown} was not removed completely: {', '.join(sorted(mounted))} is mounted in it" if mounted else ""
-
-
-def survey(path: str, mounts: Sequence[Mount], *, from_tmpdir: bool = False) -> Candidate:
-    """Return what can be seen of a directory without writing to it."""
-    is_writable = os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
-    shortage = shortage_at(path) if is_writable else ""
-    return Candidate(path, is_writable, fs_type_of(os.path.realpath(path), mounts), from_tmpdir, shortage)
 
 
 def require_proc() -> None:
@@ -232,12 +190,12 @@ def require_proc() -> None:
         )
 
 
-def read_mounts() -> list[Mount]:
+def read_mounts() -> list[tuple[str, str]]:
     """Every mounted file system, pseudo ones too; UsageError without /proc."""
     import psutil
 
     require_proc()
-    return [Mount(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
+    return [(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
 
 
 def _path_of(dir_fd: int) -> str:
@@ -293,3 +251,29 @@ def _open_up(name: str, parent_fd: int) -> None:
             os.chmod(f"/proc/self/fd/{fd}", stat.S_IRWXU)
         finally:
             os.close(fd)
+
+
+def make_new_directory(path: Path, *, mode: int = 0o777) -> list[str]:
+    """Make a directory, and those that lead to it; return a note on each entry that was renamed for it.
+
+    Whatever has its name gets another one, and so does a file or a link that has the name of its parent. Nothing is
+    removed, and no link is followed there. Raises OSError where nothing can be made.
+    """
+    notes = _put_aside(path.parent, keeps_directory=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    notes += _put_aside(path, keeps_directory=False)
+    path.mkdir(mode)
+    return notes
+
+
+def _put_aside(path: Path, *, keeps_directory: bool) -> list[str]:
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    if keeps_directory and stat.S_ISDIR(mode):
+        return []
+    aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
+    os.rename(path, aside)
+    what = kind_of(mode).replace("another file", "a file")
+    return [f"{path} was {what} that an earlier test must have made; rlharness renamed it to {aside.name}"]

@@ -29,9 +29,8 @@ from harness.bits.text import escape, one_line
 from harness.render.run_words import without_middle
 from harness.runner.events import RunFinished
 from harness.runner.records.stats import RunState
-from harness.runner.report_file import TestEnd, TestReport
+from harness.runner.report_file import TestEnd, TestOutcome, TestReport
 from harness.runner.reruns.retries import read_attempts
-from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, UnitResult
 
 MAX_TEXT = 200_000

@@ -7,8 +7,8 @@ from harness.render.run_words import isolation_text, report_of
 from harness.runner.events import RunFinished, plain
 from harness.runner.records.merging import MergedRun
 from harness.runner.records.stats import RunState
+from harness.runner.report_file import TestOutcome
 from harness.runner.reruns.retries import flaky_tests
-from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, UnitResult
 
 VERSION = 1

@@ -20,7 +20,7 @@ from harness.render.run_words import (
 from harness.runner.events import RunFinished
 from harness.runner.records.stats import RunState, closing_figures
 from harness.runner.records.timeline import FileSpan, Row, TestSpan, Timeline
-from harness.runner.test_outcomes import TestCounts
+from harness.runner.report_file import TestCounts
 from harness.runner.units import file_of
 
 MAX_FAILURES = 200

@@ -14,15 +14,12 @@ from harness.bits.files import open_regular
 from harness.bits.text import count, one_line, ranges
 from harness.process.program_output import OutputFilter, output_tail, show_file
 from harness.runner.events import RunFinished
-from harness.runner.gpu_memory import GpuMemoryUse, Unmeasured, exceeds_budget
-from harness.runner.isolation_notes import IsolationNote
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState
-from harness.runner.report_file import TestReport, read_report
+from harness.runner.report_file import TestCounts, TestOutcome, TestReport, read_report
 from harness.runner.reruns.retries import read_attempts
 from harness.runner.schedule.splitting import Split
-from harness.runner.test_outcomes import TestCounts, TestOutcome
-from harness.runner.units import Outcome, UnitResult, file_of
+from harness.runner.units import GpuMemoryUse, IsolationNote, Outcome, UnitResult, Unmeasured, exceeds_budget, file_of
 
 REASON_OF_CODE: dict[int, str] = {
     ExitCode.INTERRUPTED: "the run was interrupted",

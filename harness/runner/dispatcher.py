@@ -25,8 +25,8 @@ from harness.bits.text import one_line
 from harness.machine.inventory import Gpu
 from harness.process.clock import Clock
 from harness.runner import events
-from harness.runner.attempts.unit_result import why_uncollected
 from harness.runner.attempts.unit_run import UnitRunner
+from harness.runner.outcomes import why_uncollected
 from harness.runner.records.stats import RunState
 from harness.runner.reporter import Reporter
 from harness.runner.schedule.leases import Lease, LeaseTable

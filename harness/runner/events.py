@@ -7,15 +7,13 @@ with `--events FILE`, to that file as `{"event": "attempt_started", "t": 1.25, .
 
 import json
 import re
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from typing import Any
 
-from harness.runner.isolation_notes import IsolationNote
-from harness.runner.need import Need
 from harness.runner.schedule.sharding import ShardPlan
 from harness.runner.schedule.splitting import Split
-from harness.runner.units import SessionFailure, Unit, UnitResult
+from harness.runner.units import IsolationNote, SessionFailure, Unit, UnitResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,21 +224,20 @@ def event_name(event: Event) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
 
 
-def plain(value: Any) -> Any:
-    """`value` as what JSON knows: dataclasses to dictionaries, enums to their values, tuples to lists."""
-    if isinstance(value, Need):
-        return value.to_json()
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+def _of_json(value: Any) -> Any:
+    """What JSON takes for a value that it does not know: the fields of a dataclass, the value of an enum."""
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, dict):
-        return {str(plain(k)): plain(v) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [plain(v) for v in value]
-    return value
+    if not is_dataclass(value):
+        raise TypeError(f"no JSON for {value!r}")
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def plain(value: Any) -> Any:
+    """`value` as what JSON knows: dataclasses to dictionaries, enums to their values, tuples to lists."""
+    return json.loads(json.dumps(value, default=_of_json))
 
 
 def to_json_line(event: Event) -> str:
     """One line of JSON without its newline, keys in the order of the fields, `event` first."""
-    return json.dumps({"event": event_name(event), **plain(event)}, ensure_ascii=False)
+    return json.dumps({"event": event_name(event), **_of_json(event)}, default=_of_json, ensure_ascii=False)

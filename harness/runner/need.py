@@ -71,6 +71,15 @@ class Need:
         return ", ".join(parts)
 
 
+def merged_need(needs: Sequence[Need]) -> Need:
+    """Return the need that satisfies each of these. Raises ValueError for two models."""
+    if len(set(needs)) == 1:
+        return needs[0]
+    from harness.plugin import merge_needs  # late: it imports pytest, which few runs need
+
+    return Need.from_json(merge_needs([need.to_json() for need in needs]))
+
+
 @dataclass(frozen=True, slots=True)
 class NeedRule:
     """Need of the files that match a pattern."""

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,43 @@ from harness.bits.errors import ReportError
 from harness.bits.files import MALFORMED
 from harness.process.growing_file import GrowingFile, GrowingLines
 from harness.runner.need import Need
-from harness.runner.test_outcomes import TestCounts, TestOutcome
+
+
+class TestOutcome(StrEnum):
+    """Outcome of one test in pytest's words, and two for tests that did not report one."""
+
+    __test__ = False
+
+    PASSED = "passed"
+    FAILED = "failed"
+    ERROR = "error"  # in its setup or teardown
+    SKIPPED = "skipped"
+    XFAILED = "xfailed"
+    XPASSED = "xpassed"
+    UNFINISHED = "unfinished"  # it was running when the process ended
+    UNSTARTED = "unstarted"  # it was collected and never begun
+
+
+@dataclass(frozen=True, slots=True)
+class TestCounts:
+    """Number of tests per `TestOutcome` in one unit."""
+
+    __test__ = False
+
+    counts: dict[TestOutcome, int] = field(default_factory=dict)
+
+    def __getitem__(self, outcome: TestOutcome) -> int:
+        return self.counts.get(outcome, 0)
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def all_skipped(self) -> bool:
+        """Whether there were tests and each was skipped: a file that quietly did nothing."""
+        return self.total > 0 and self.counts.get(TestOutcome.SKIPPED, 0) == self.total
+
 
 VERSION = 1
 """The newest version of report.jsonl that is understood here."""

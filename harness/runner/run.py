@@ -7,39 +7,150 @@ the dispatcher's. Once there is a RunStarted there is a RunFinished, whatever en
 """
 
 import asyncio
+import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from harness.bits.errors import HarnessError
 from harness.bits.exit_codes import ExitCode
-from harness.machine.network.preflight import Preflight
+from harness.bits.files import read_regular
+from harness.machine.network.preflight import Preflight, preflight
+from harness.process.child_env import PREFLIGHT
 from harness.process.claims import Claims
 from harness.process.clock import Clock, SystemClock
-from harness.process.exhaustion import exhaustion_of
+from harness.process.exhaustion import LoopErrors, exhaustion_of
 from harness.process.interruption import Interruption
-from harness.process.loop_errors import LoopErrors
+from harness.process.invocation import Invocation
 from harness.process.run_directory import make_run_directory
 from harness.runner import events
 from harness.runner.attempts.leaning_check import LeaningCheck
 from harness.runner.attempts.unit_run import UnitRunner
-from harness.runner.collection.collect import Collected
+from harness.runner.collection.collect import Collected, collect
+from harness.runner.collection.units import (
+    expect_selected,
+    give_needs,
+    keep_together,
+    note_idle,
+    set_aside_deselected,
+    split_files,
+)
 from harness.runner.dispatcher import Dispatcher, Recorder
-from harness.runner.isolation_notes import IsolationNote, merge_notes
-from harness.runner.network_pins import network_pins
-from harness.runner.options import RunOptions, runs_parts_of_files, stops_early
-from harness.runner.planning import Planned, collect_and_plan, new_table
-from harness.runner.records.history import HistoryKeeper
+from harness.runner.options import RunOptions, runs_parts_of_files, selects_by_outcome, selects_tests, stops_early
+from harness.runner.records.history import Expectation, HistoryKeeper
 from harness.runner.records.stats import RunState, closing_figures, exit_code
 from harness.runner.reporter import Guarded
+from harness.runner.reruns.earlier_runs import (
+    failed_first,
+    keep_passed,
+    read_last_failed,
+    select_last_failed,
+    with_digests,
+    with_kept,
+)
 from harness.runner.reruns.retries import Retries
 from harness.runner.run_context import RunContext, open_run_context, read_run_gpus
-from harness.runner.schedule.packing import Job, Queue, lower_bound
+from harness.runner.schedule.leases import LeaseTable
+from harness.runner.schedule.packing import Job, Plan, Queue, lower_bound, plan
+from harness.runner.schedule.sharding import Shard, ShardPlan, plan_shard
 from harness.runner.sessions.combined_coverage import combine_coverage
-from harness.runner.units import SessionFailure
+from harness.runner.units import IsolationNote, SessionFailure, Unit, merge_notes
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Result of collection and packing."""
+
+    collected: Collected
+    table: LeaseTable
+    plan: Plan
+    shard: ShardPlan | None = None
+    """What the units are a part of; None for a whole suite."""
+    estimated: frozenset[int] = frozenset()
+    """Numbers of the planned units without a known duration."""
+
+    def expected_s(self) -> tuple[float, ...]:
+        """Expected seconds of each unit, in their order; 0 for one that cannot run."""
+        expected = {job.index: job.expected_s for job in self.plan.order}
+        return tuple(expected.get(number, 0.0) for number in range(len(self.collected.units)))
+
+
+async def collect_and_plan(context: RunContext) -> Planned:
+    """Find the units, expect their durations, pack them. Raises CollectionError, UsageError."""
+    options = context.options
+    collected = await collect(options, context.suite)
+    collected = keep_together(note_idle(collected, options), options.together)
+    collected = with_digests(collected, options.invocation.trailing)
+    collected = give_needs(collected, options, context.gpus.inventory)
+    sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
+    expected: Mapping[str, Expectation] = context.history.expectations(sizes)
+    collected, shard = _cut(collected, {path: each.seconds for path, each in expected.items()}, options.shard)
+    uses_last = options.last_failed or options.failed_first
+    last = await asyncio.to_thread(read_last_failed, options.results_root) if uses_last else None
+    if options.last_failed:
+        collected = select_last_failed(collected, last)
+    if options.resume:
+        collected = keep_passed(collected, options.resume)
+    collected = set_aside_deselected(collected)
+    if selects_tests(options.invocation.trailing):
+        expected = expect_selected(expected, collected, context.history.test_durations_s(collected.files))
+    table = new_table(context)
+    if options.split and not selects_by_outcome(options.invocation.trailing):
+        collected, expected = split_files(collected, expected, table, context.history)
+    collected = with_kept(collected)
+    first: frozenset[int] = frozenset()
+    if options.failed_first:
+        collected, first = failed_first(collected, last)
+    jobs = [
+        Job(number, unit.need, expected[unit.path].seconds)
+        for number, unit in enumerate(collected.units)
+        if unit.can_run and unit.path not in collected.not_found and unit.path not in collected.kept
+    ]
+    estimated = frozenset(job.index for job in jobs if expected[collected.units[job.index].path].is_estimate)
+    return Planned(collected, table, plan(jobs, table, first), shard, estimated)
+
+
+def _cut(
+    collected: Collected, expected_s: Mapping[str, float], shard: Shard | None
+) -> tuple[Collected, ShardPlan | None]:
+    """Return the part of the collection that belongs to `shard`; all of it for None."""
+    if shard is None:
+        return collected, None
+    paths, shard_plan = plan_shard(expected_s, shard)
+    units = tuple(unit for unit in collected.units if unit.path in paths)
+    not_found = {path: why for path, why in collected.not_found.items() if path in paths}
+    return replace(collected, units=units, not_found=not_found), shard_plan
+
+
+def new_table(context: RunContext) -> LeaseTable:
+    """Return a table of this run's GPUs and CPU slots, all of them free."""
+    return LeaseTable(context.gpus.inventory, context.options.cpu_units, context.options.mix_models)
+
+
+IMPORTS_RAY = re.compile(rb"^\s*(import|from)\s+ray\b", re.MULTILINE)
+
+
+async def network_pins(units: Iterable[Unit], rootdir: Path, invocation: Invocation, clock: Clock) -> Preflight | None:
+    """What the preflight found for units in `rootdir`; None where none needs it, or a run around this has looked."""
+    if PREFLIGHT in invocation.environ or not any(needs_network(unit, rootdir) for unit in units):
+        return None
+    return await preflight(invocation.environ, clock)
+
+
+def needs_network(unit: Unit, rootdir: Path) -> bool:
+    """Return whether the processes of `unit` probably communicate through sockets."""
+    if not unit.can_run:
+        return False
+    if unit.need.gpus >= 2:
+        return True
+    try:
+        return IMPORTS_RAY.search(read_regular(rootdir / unit.file_path, follows_links=True)) is not None
+    except OSError:  # it went since it was collected: its attempt says so
+        return False
+
 
 SESSION_END_S = 120.0
 """For the end of pytest's session, in which it may write reports."""
@@ -62,31 +173,36 @@ async def run_tests(options: RunOptions, make_reporters: MakeReporters) -> Ended
 
     Raises HarnessError for a mistake of the user that shows before the run has begun.
     """
-    clock = SystemClock()
-    with Interruption() as interruption, Claims() as claims:
-        async with AsyncExitStack() as stack:
-            gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
-            if gpus is None:
+    with Interruption() as interruption:
+        async with _opened(options, interruption, is_run=True) as context:
+            if context is None:
                 return interruption.by
-            opened = open_run_context(options, clock, gpus, claims, is_run=True)
-            context = await stack.enter_async_context(opened)
             directory = make_run_directory(options.results_root, context.run_id)
-            return await _Run(context, directory, interruption, make_reporters(directory, clock)).carry_out()
+            return await _Run(context, directory, interruption, make_reporters(directory, context.clock)).carry_out()
 
 
 async def plan_tests(options: RunOptions) -> tuple[Planned, tuple[str, ...]] | str:
     """Collect and pack what `options` name: the plan and notes on it, or the name of the signal that ended it."""
-    with Interruption() as interruption, Claims() as claims:
-        async with AsyncExitStack() as stack:
-            gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
-            if gpus is None:
+    with Interruption() as interruption:
+        async with _opened(options, interruption, is_run=False) as context:
+            if context is None:
                 return interruption.by
-            opened = open_run_context(options, SystemClock(), gpus, claims, is_run=False)
-            context = await stack.enter_async_context(opened)
             planned = await interruption.unless_interrupted(collect_and_plan(context))
             if planned is None:
                 return interruption.by
             return planned, tuple(dict.fromkeys((*context.notes, *planned.collected.notes, *context.history.notes)))
+
+
+@asynccontextmanager
+async def _opened(options: RunOptions, interruption: Interruption, *, is_run: bool) -> AsyncIterator[RunContext | None]:
+    """Yield the context of a run or a plan; None where a signal came first."""
+    with Claims() as claims:
+        gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
+        if gpus is None:
+            yield None
+            return
+        async with open_run_context(options, SystemClock(), gpus, claims, is_run=is_run) as context:
+            yield context
 
 
 class _Run:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.bits.errors import BusyGpusError, InventoryError, UsageError
+from harness.machine.gpu_health import Meter
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.gpus import read_with_meter
 from harness.machine.inventory import Inventory
-from harness.machine.meter import MemoryMeter
 from harness.process.claims import Claims
 from harness.process.clock import Clock, SystemClock
 from harness.process.daemon_thread import in_daemon_thread
@@ -41,7 +41,7 @@ class RunGpus:
     """The GPUs of a run, and what reads them."""
 
     inventory: Inventory
-    meter: MemoryMeter
+    meter: Meter
     """Never closed: a driver that hangs would hang in that too."""
     cluster: "RayCluster | None" = None
     """Cluster whose GPUs they are; None for this machine."""

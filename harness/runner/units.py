@@ -1,12 +1,163 @@
-"""The nouns of a run: what a unit (one test file, or a part of one) needs, and how it ended."""
+"""The nouns of a run: what a unit (one test file, or a part of one) needs, how it ended, what was measured."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from harness.runner.gpu_memory import GpuMemoryUse, exceeds_budget
+from harness.bits.findings import FindingCode
 from harness.runner.need import Need
-from harness.runner.test_outcomes import TestCounts
+from harness.runner.report_file import TestCounts
+
+MAX_TESTS = 10_000
+"""Tests of one unit whose peaks are kept."""
+
+
+Listed = Mapping[int, int | None]
+"""Bytes of each process that the driver lists on a GPU; None where it does not report them."""
+
+
+class Unmeasured(FindingCode):
+    """Reason why there is no figure for a unit."""
+
+    NOT_SEEN = "not_seen", "none of its processes was on a GPU in any sample"
+    NOT_REPORTED = "not_reported", "the driver reports no memory by process here, as with MIG or in some containers"
+    NOT_VISIBLE = "not_visible", "the driver lists processes that cannot be seen from here, as in a container"
+    NO_ANSWER = "no_answer", "the driver did not answer in time"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemoryUse:
+    """Measured GPU memory of a unit, or the reason why it was not measured."""
+
+    peak_bytes: int | None = None
+    """Most memory that its processes held together on one of its GPUs; None where it was not measured."""
+    why: Unmeasured | None = None
+    """Reason why it was not measured; None where it was."""
+    test: str = ""
+    """Node id of the test that ran at the peak; empty where none did, or the peak is not known to be of one test."""
+    tests: dict[str, int] = field(default_factory=dict)
+    """Peak in bytes while each test ran, by node id, of those that ran during a sample."""
+
+
+def exceeds_budget(use: GpuMemoryUse | None, need: Need) -> bool:
+    """Return whether a unit with this need was measured to use more memory of a GPU that it shares than its budget."""
+    return need.shared and use is not None and (use.peak_bytes or 0) > need.budget_bytes
+
+
+@dataclass(slots=True)
+class MemoryTally:
+    """The samples of one unit, folded."""
+
+    peak_bytes: int = 0
+    test: str = ""
+    tests: dict[str, int] = field(default_factory=dict)
+    pids: dict[str, set[int]] = field(default_factory=dict)
+    """Processes of the unit that were seen, by GPU."""
+    reasons: set[Unmeasured] = field(default_factory=set)
+
+    def take(
+        self, by_gpu: Mapping[str, Listed], *, tree: Collection[int], living: Collection[int], test: str = ""
+    ) -> None:
+        """Fold one sample in.
+
+        `tree` are the processes of the unit, `living` those that can be seen from here; `test` ran throughout.
+        """
+        for gpu_id, listed in by_gpu.items():
+            own = {pid: used for pid, used in listed.items() if pid in tree}
+            self.pids.setdefault(gpu_id, set()).update(own)
+            if None in own.values():
+                self.reasons.add(Unmeasured.NOT_REPORTED)
+            elif not own and any(pid not in living for pid in listed):
+                self.reasons.add(Unmeasured.NOT_VISIBLE)
+            used_bytes = sum(used for used in own.values() if used is not None)
+            if used_bytes > self.peak_bytes:
+                self.peak_bytes, self.test = used_bytes, test
+            is_kept = test in self.tests or len(self.tests) < MAX_TESTS
+            if test and used_bytes and is_kept:
+                self.tests[test] = max(used_bytes, self.tests.get(test, 0))
+
+    def take_accounted(self, peaks: Mapping[int, int]) -> None:
+        """Fold in the peaks of single processes that the driver has kept; they also hold between samples."""
+        if (most := max(peaks.values(), default=0)) > self.peak_bytes:
+            self.peak_bytes, self.test = most, ""
+
+    def finish(self) -> GpuMemoryUse:
+        """Return the figure, or the reason why it was not measured."""
+        if Unmeasured.NOT_REPORTED not in self.reasons and self.peak_bytes:
+            return GpuMemoryUse(self.peak_bytes, None, self.test, dict(self.tests))
+        why = next((reason for reason in _MOST_TELLING if reason in self.reasons), Unmeasured.NOT_SEEN)
+        return GpuMemoryUse(None, why)
+
+
+_MOST_TELLING = (Unmeasured.NOT_REPORTED, Unmeasured.NO_ANSWER, Unmeasured.NOT_VISIBLE)
+
+
+def merge_uses(uses: Collection[GpuMemoryUse | None]) -> GpuMemoryUse | None:
+    """Return the use of several attempts or parts: the highest peak, and that of each test."""
+    known = [use for use in uses if use is not None]
+    if not known:
+        return None
+    highest = max(known, key=lambda use: use.peak_bytes or 0)
+    tests: dict[str, int] = {}
+    for use in known:
+        tests |= {test: max(peak, tests.get(test, 0)) for test, peak in use.tests.items()}
+    return GpuMemoryUse(highest.peak_bytes, highest.why, highest.test, tests)
+
+
+class IsolationCode(FindingCode):
+    """Codes of notes on isolation."""
+
+    TESTS_NOT_FORKED = "tests_not_forked", "the tests of {files} ran in one process{each}: {why}"
+    NOT_FORKED = "not_forked", "{processes} an interpreter of {whose} own: {why}"
+
+
+class NotForked(FindingCode):
+    """Reasons why something is not forked."""
+
+    THREADS = "threads", "{subject} starts threads when it is imported{more}"
+    PLUGIN_THREADS = "plugin_threads", "the plugin {detail} starts threads; without it: rlharness run -- -p no:{detail}"
+    SUITE_THREADS = "suite_threads", "the suite starts threads before its files are imported{more}"
+    CUDA = "cuda", "{subject} initialises CUDA when it is imported{more}"
+    PROCESSES = "processes", "{subject} starts a process when it is imported{more}"
+    SOCKETS = "sockets", "{subject} opens sockets when it is imported{more}"
+    FILES = "files", "{subject} holds a file open for writing when it is imported{more}"
+    CWD = "cwd", "{subject} changes the working directory when it is imported{more}"
+    REPLACED = "replaced", "{subject} replaces system functions when it is imported{more}"
+    READS = "reads", "{reader} reads {name} when it is imported"
+    NO_FORK = "no_fork", "the session could not fork{more}"
+    LOST = "lost", "the session was lost{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationNote:
+    """A note on isolation."""
+
+    code: IsolationCode
+    path: str = ""
+    """The file, as it was given to pytest; empty for NOT_FORKED, and for one note on several files."""
+    reason: NotForked | None = None
+    """Why nothing was forked; None for changes of a file."""
+    detail: str = ""
+    """Value that belongs to the code or the reason: variables, a directory, a process, an error."""
+    num_processes: int = 0
+    """Processes, or files without a path, that were not forked; 0 for all of the run, and for codes of files."""
+
+
+OF_ALL_FILES = (NotForked.PLUGIN_THREADS, NotForked.SUITE_THREADS)
+"""Reasons that no file has by itself."""
+
+
+def merge_notes(notes: Iterable[IsolationNote]) -> tuple[IsolationNote, ...]:
+    """Return the notes without repetitions, with one for all files that have a reason of OF_ALL_FILES in common."""
+    paths: dict[IsolationNote, set[str]] = {}
+    for note in notes:
+        paths.setdefault(replace(note, path="") if note.reason in OF_ALL_FILES else note, set()).add(note.path)
+    return tuple(
+        replace(note, num_processes=len(files)) if note.reason in OF_ALL_FILES else note
+        for note, files in paths.items()
+    )
+
 
 NO_TESTS = TestCounts()
 _PART = re.compile(r" \[(\d+)/(\d+)\]\Z")

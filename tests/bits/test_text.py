@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.bits.text import count, one_line, path_text, put, ranges
 from harness.render.run_words import gpus, label, tally
-from harness.runner.test_outcomes import TestCounts, TestOutcome
+from harness.runner.report_file import TestCounts, TestOutcome
 from harness.runner.units import Outcome
 
 

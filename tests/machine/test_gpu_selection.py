@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from harness.bits.errors import InventoryError, UsageError
 from harness.machine.gpu_selection import (
     SIM_CAPABILITY,
+    Device,
     Selection,
     find_named,
     parse_selection,
 )
-from harness.machine.visible import Device
 
 SEEDED = settings(derandomize=True)
 VISIBLE = tuple(Device(n, uuid, uuid, "A") for n, uuid in enumerate(["GPU-aa0", "GPU-aa1", "GPU-b2"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import InventoryError
-from harness.machine.visible import UNOPENED_NOTE
+from harness.machine.gpu_selection import UNOPENED_NOTE
 from harness.process.claims import Claims
 from tests.machine.test_gpus import ids, reasons, run_child
 from tests.support.foreign_claims import held_by_another_user

@@ -5,10 +5,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from harness.machine.gpu_health import FaultKind, GpuFault
+from harness.machine.gpu_health import FaultKind, GpuFault, GpuProcess, Meter
 from harness.machine.gpu_watch import HURRIED_WAIT_S, STRANGER_BYTES, GpuWatch
 from harness.machine.inventory import Gpu
-from harness.machine.meter import GpuProcess, NoMeter
 from tests.support.fake_clock import FakeClock
 from tests.support.fake_meter import FakeMeter
 
@@ -28,7 +27,7 @@ class Story(FakeMeter):
         return dict.fromkeys(gpu_ids, self.left.pop(0) if len(self.left) > 1 else self.left[0])
 
 
-def watch(meter: FakeMeter | NoMeter, clock: FakeClock | None = None, **limits: float) -> GpuWatch:
+def watch(meter: Meter, clock: FakeClock | None = None, **limits: float) -> GpuWatch:
     return GpuWatch(meter, clock or FakeClock(), (), **{"poll_s": 0.0, **limits})
 
 
@@ -36,7 +35,7 @@ def test_a_check_leaves_out_memory_that_cannot_be_read_and_names_a_gpu_that_does
     meter = FakeMeter({"a": 5}, silent={"b"})
     baseline, unfit = asyncio.run(watch(meter, answer_s=0.05).check(("a", "b", "c")))
     assert (baseline, unfit) == ({"a": 5}, {"b": "it cannot be read: the driver did not answer within 0.05 s"})
-    assert asyncio.run(watch(NoMeter()).check(("a",))) == ({}, {})
+    assert asyncio.run(watch(Meter()).check(("a",))) == ({}, {})
 
 
 def test_a_check_names_a_process_on_a_gpu_and_ignores_pids_that_cannot_be_seen() -> None:

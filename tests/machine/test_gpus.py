@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.errors import InventoryError, UsageError
+from harness.machine.gpu_selection import ORDER_NOTE
 from harness.machine.gpus import read_inventory
 from harness.machine.inventory import Inventory
-from harness.machine.visible import ORDER_NOTE
 from harness.process.claims import Claims
 from tests.support.foreign_claims import NOBODY, held_by_another_user
 from tests.support.nvml_stub.build import Instance, Machine, Process, StubGpu, machine_of
@@ -269,39 +269,6 @@ def test_a_mig_instance_by_its_name(driver: Driver, value: str) -> None:
     assert ids(driver.read_inventory(mig_machine(), "auto", {"CUDA_VISIBLE_DEVICES": value})) == ["MIG-x"]
 
 
-# ---- NVLink ----
-
-
-def test_links_are_counted_between_cards(driver: Driver) -> None:
-    a, b, c = (f"00000000:{n:02X}:00.0" for n in (1, 2, 3))
-    machine = machine_of(StubGpu(links=[b, b, c]), StubGpu(links=[a, a, c]), StubGpu(links=[a, b]))
-    assert driver.read_inventory(machine).num_links == {
-        frozenset({"GPU-a", "GPU-b"}): 2,
-        frozenset({"GPU-a", "GPU-c"}): 1,
-        frozenset({"GPU-b", "GPU-c"}): 1,
-    }
-    assert driver.read_inventory(machine, "0,2").num_links == {frozenset({"GPU-a", "GPU-c"}): 1}
-
-
-def test_links_to_switches_prefer_nobody(driver: Driver) -> None:
-    machine = machine_of(StubGpu(links=["00000000:A1:00.0"] * 18), StubGpu(links=["00000000:A1:00.0"] * 18))
-    inventory = driver.read_inventory(machine)
-    assert len(inventory.gpus) == 2
-    assert inventory.num_links == {}
-
-
-@pytest.mark.parametrize(
-    "function", ["nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetPciInfo_v3"]
-)
-@pytest.mark.parametrize("code", [NOT_SUPPORTED, FUNCTION_NOT_FOUND, UNKNOWN])
-def test_errors_about_links_mean_none_known(driver: Driver, function: str, code: int) -> None:
-    a, b = "00000000:01:00.0", "00000000:02:00.0"
-    machine = machine_of(StubGpu(links=[b]), StubGpu(links=[a]), failures=[(function, -1, code)])
-    inventory = driver.read_inventory(machine)
-    assert len(inventory.gpus) == 2
-    assert inventory.num_links == {}
-
-
 # ---- no driver ----
 
 
@@ -364,7 +331,7 @@ CARDS = st.builds(
     processes=st.lists(st.builds(Process, st.just(NO_SUCH_PID)), max_size=1),
 )
 FAILURES = st.tuples(
-    st.sampled_from(["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetNvLinkState"]),
+    st.sampled_from(["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMemoryInfo_v2"]),
     st.integers(0, 3),
     st.sampled_from([NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN]),
 )

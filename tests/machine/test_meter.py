@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.machine.gpu_health import GpuProcess, Meter, why_not_back
 from harness.machine.inventory import IDLE_MEMORY_BYTES
-from harness.machine.meter import GpuProcess, NoMeter, why_not_back
 
 GB = 10**9
 FOREIGN = GpuProcess(20, GB, "python train.py")
@@ -42,7 +42,7 @@ def test_memory_alone_decides_where_no_process_is_listed(baseline: int, now: int
 
 
 def test_a_pretended_gpu_is_back_at_once() -> None:
-    meter = NoMeter()
+    meter = Meter()
     assert meter.used_memory_bytes(["SIM-0"]) == {}
     assert why_not_back(None, None, meter.processes_on("SIM-0"), 0) == ""
     meter.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.process.new_directory import make_new_directory
+from harness.process.scratch import make_new_directory
 
 
 def directory_with_a_file(path: Path) -> None:

@@ -6,12 +6,10 @@ import stat
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
 from harness.process import scratch
@@ -19,8 +17,6 @@ from harness.process.scratch import (
     MAX_ATTEMPT_NAME_BYTES,
     MAX_PARENT_BYTES,
     MAX_TMPDIR_BYTES,
-    Candidate,
-    Mount,
     choose,
     fs_type_of,
     hold,
@@ -29,7 +25,6 @@ from harness.process.scratch import (
     make_scratch_root,
     remove_abandoned,
     remove_tree,
-    why_unfit,
 )
 
 # ---- choosing ----
@@ -54,11 +49,11 @@ def test_local_file_systems(fs_type: str) -> None:
 
 
 MOUNTS = [
-    Mount("/", "ext4"),
-    Mount("/home", "nfs4"),
-    Mount("/home/a/fast", "xfs"),
-    Mount("/tmp", "nfs"),
-    Mount("/tmp", "tmpfs"),
+    ("/", "ext4"),
+    ("/home", "nfs4"),
+    ("/home/a/fast", "xfs"),
+    ("/tmp", "nfs"),
+    ("/tmp", "tmpfs"),
 ]
 
 
@@ -79,42 +74,26 @@ def test_the_deepest_mount_above_a_path_holds_it(path: str, fs_type: str) -> Non
     assert fs_type_of(path, MOUNTS) == fs_type
 
 
-CANDIDATES = st.builds(
-    Candidate,
-    path=st.sampled_from(["/tmp", "relative", "/" + "t" * 16, "/" + "t" * 17, "/é" * 6]),
-    is_writable=st.booleans(),
-    fs_type=st.sampled_from(["ext4", "nfs", ""]),
-    shortage=st.sampled_from(["", "", "the disk is full"]),
+@pytest.mark.parametrize(
+    ("tmpdir", "mounts", "chosen", "why"),
+    [
+        ("/tmp/", [("/", "ext4")], "/tmp", ""),
+        ("", [("/", "ext4")], "/var/tmp", ""),
+        ("/tmp", [("/", "ext4"), ("/tmp", "nfs")], "/var/tmp", "/tmp is on a network file system (nfs)"),
+        ("relative", [("/", "ext4"), ("/var", "nfs")], "/dev/shm", "relative is not an absolute path"),
+        ("/tmp", [("/", "nfs")], "", "/var/tmp is on a network file system (nfs)"),
+    ],
 )
-
-
-def fits(candidate: Candidate) -> bool:
-    return (
-        candidate.path.startswith("/")
-        and candidate.is_writable
-        and candidate.fs_type != "nfs"
-        and not candidate.shortage
-        and len(candidate.path.encode()) <= 17
-    )
-
-
-@settings(derandomize=True)
-@given(st.lists(CANDIDATES, min_size=1, max_size=4), st.booleans())
-def test_the_first_that_fits_is_chosen_and_a_tmpdir_passed_over_is_said(others: list[Candidate], given: bool) -> None:
-    first = replace(others[0], from_tmpdir=given)
-    candidates = [first, *others[1:]]
-    fitting = [candidate for candidate in candidates if fits(candidate)]
-    if not fitting:
+def test_the_first_that_fits_is_chosen_and_a_tmpdir_passed_over_is_said(
+    tmpdir: str, mounts: Sequence[tuple[str, str]], chosen: str, why: str
+) -> None:
+    if not chosen:
         with pytest.raises(UsageError) as error:
-            choose(candidates)
-        assert all(candidate.path in error.value.what for candidate in candidates)
+            choose(tmpdir, ["/var/tmp"], mounts)
+        assert why in error.value.what
         return
-    scratch = choose(candidates)
-    assert scratch.parent == fitting[0].path
-    assert bool(scratch.note) == (given and not fits(first))
-    if scratch.note:
-        assert why_unfit(first) in scratch.note
-        assert scratch.parent in scratch.note
+    note = f"TMPDIR {why}; the attempts use {chosen} instead" if why else ""
+    assert choose(tmpdir, ["/var/tmp", "/dev/shm"], mounts) == (chosen, note)
 
 
 def test_the_scratch_root_is_ours_alone() -> None:

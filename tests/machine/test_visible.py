@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.machine.visible import ORDER_NOTE, Device, matching, visible_devices
+from harness.machine.gpu_selection import ORDER_NOTE, Device, matching, visible_devices
 
 SEEDED = settings(derandomize=True, max_examples=5 * settings().max_examples)
 

@@ -26,8 +26,8 @@ from harness.runner.events import (
 )
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState, closing_figures, exit_code
+from harness.runner.report_file import TestCounts, TestOutcome
 from harness.runner.reporter import Reporter
-from harness.runner.test_outcomes import TestCounts, TestOutcome
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.golden import check_golden
 

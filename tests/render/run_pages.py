@@ -24,8 +24,8 @@ from harness.runner.need import Need
 from harness.runner.records.recorded_run import PAGE, RECORD
 from harness.runner.records.stats import RunState, closing_figures
 from harness.runner.records.timeline import Timeline
+from harness.runner.report_file import TestCounts, TestOutcome
 from harness.runner.reporter import Reporter
-from harness.runner.test_outcomes import TestCounts, TestOutcome
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 Tests = Mapping[str, tuple[str, float]]

@@ -9,10 +9,10 @@ import pytest
 from harness.render.run_json import summary_json
 from harness.render.run_words import isolation_text
 from harness.runner import events
-from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
 from harness.runner.records.merging import merge_runs
 from harness.runner.records.recorded_run import read_recorded_run
 from harness.runner.records.stats import RunState
+from harness.runner.units import IsolationCode, IsolationNote, NotForked
 
 NOTES = (
     *(IsolationNote(IsolationCode.NOT_FORKED, reason=reason, detail="A b", num_processes=3) for reason in NotForked),

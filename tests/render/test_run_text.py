@@ -13,7 +13,7 @@ from harness.render.run_words import MAX_CHARS
 from harness.runner.events import CancelRequested, CollectionFinished, Event, RunFinished, UnitFinished
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState
-from harness.runner.test_outcomes import TestCounts, TestOutcome
+from harness.runner.report_file import TestCounts, TestOutcome
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.render.conftest import attempt, end
 from tests.support.golden import GOLDEN

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.machine.gpu_health import Meter
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.inventory import Gpu, Inventory
-from harness.machine.meter import MemoryMeter
 from harness.process.claims import Claims
 from harness.process.invocation import Invocation
 from harness.process.ports import PortBlocks, read_ephemeral_range
@@ -73,7 +73,7 @@ class ScriptedRun:
     has_real_gpus: bool = False
     """Whether the cores of this machine are divided among its GPUs."""
     cpu_units: int = 2
-    meter: MemoryMeter = field(default_factory=FakeMeter)
+    meter: Meter = field(default_factory=FakeMeter)
     acts: Sequence[tuple[When, Act]] = ()
     """What is done to the dispatcher, one after the other, each once its moment has come."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.exit_codes import ExitCode
-from harness.machine.meter import GpuProcess
+from harness.machine.gpu_health import GpuProcess
 from harness.runner import events
 from harness.runner.dispatcher import Dispatcher
 from harness.runner.need import Need
@@ -162,7 +162,7 @@ def test_an_attempt_that_could_not_be_started_has_an_outcome(tmp_path: Path, err
         assert run.outcomes == [Outcome.SUPERVISOR_LOST, Outcome.PASSED, Outcome.PASSED]
         reason = run.results[0].reason
         assert "could not be started: a disk takes no more: [Errno 28] No space left on device; free some" in reason
-        assert run.table.quarantined_gpus == ()
+        assert run.of(events.GpuQuarantined) == []
     else:
         with pytest.raises(ValueError, match="ours"):
             run.run()

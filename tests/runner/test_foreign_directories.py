@@ -208,7 +208,7 @@ def swapped(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     results = tmp_path / "results"
     (results / id_of(0) / "old").mkdir(parents=True)
 
-    def swap_and_read() -> Sequence[scratch.Mount]:
+    def swap_and_read() -> Sequence[tuple[str, str]]:
         if not results.is_symlink():
             results.rename(tmp_path / "moved")
             results.symlink_to(home)

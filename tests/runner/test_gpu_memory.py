@@ -1,18 +1,15 @@
 """Measured GPU memory of a unit: the fold of its samples, with what is said where there is no figure."""
 
-from collections.abc import Mapping
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.runner.gpu_memory import GpuMemoryUse, MemoryTally, Sample, Unmeasured, exceeds_budget, merge_uses
 from harness.runner.need import Need
+from harness.runner.units import GpuMemoryUse, Listed, MemoryTally, Unmeasured, exceeds_budget, merge_uses
 
 GB = 10**9
 OWN, OTHER, HIDDEN = 10, 11, 12
 SHARED = Need(1, memory_gb=12, shared=True)
-Listed = Mapping[int, int | None]
 
 
 def use_of(*samples: tuple[Listed | tuple[Listed, ...], str]) -> GpuMemoryUse:
@@ -21,7 +18,7 @@ def use_of(*samples: tuple[Listed | tuple[Listed, ...], str]) -> GpuMemoryUse:
     for listed, test in samples:
         on_gpus = listed if isinstance(listed, tuple) else (listed,)
         by_gpu = {f"GPU-{number}": each for number, each in enumerate(on_gpus)}
-        tally.take(Sample(by_gpu, tree={OWN}, living={OWN, OTHER}, test=test))
+        tally.take(by_gpu, tree={OWN}, living={OWN, OTHER}, test=test)
     return tally.finish()
 
 
@@ -60,7 +57,7 @@ amounts = st.dictionaries(st.sampled_from([OWN, OTHER]), st.integers(0, 100 * GB
 def test_the_peak_is_the_largest_sample_or_account(samples: list[tuple[Listed, str]], accounted: int) -> None:
     tally = MemoryTally()
     for listed, test in samples:
-        tally.take(Sample({"g": listed}, tree={OWN}, living={OWN, OTHER}, test=test))
+        tally.take({"g": listed}, tree={OWN}, living={OWN, OTHER}, test=test)
     tally.take_accounted({OWN: accounted})
     found = tally.finish()
     own = [listed.get(OWN) or 0 for listed, _ in samples]

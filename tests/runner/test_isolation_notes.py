@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.runner.isolation_notes import OF_ALL_FILES, IsolationCode, IsolationNote, NotForked, merge_notes
+from harness.runner.units import OF_ALL_FILES, IsolationCode, IsolationNote, NotForked, merge_notes
 
 NOTES = st.builds(
     IsolationNote,

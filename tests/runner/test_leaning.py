@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from harness.bits.exit_codes import ExitCode
 from harness.runner.attempts.leaning_check import MAX_CHECKS, files_before, passes_in
 from harness.runner.need import Need
-from harness.runner.report_file import TestEnd, TestReport
-from harness.runner.test_outcomes import TestOutcome
+from harness.runner.report_file import TestEnd, TestOutcome, TestReport
 from harness.runner.units import NeedSource, Unit
 from tests.support.suite_runs import run, write_suite
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.process.loop_errors import LoopErrors
+from harness.process.exhaustion import LoopErrors
 
 FULL = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.runner.need import Need
-from harness.runner.network_pins import needs_network
+from harness.runner.run import needs_network
 from harness.runner.units import NeedSource, Unit
 from tests.support.suite_runs import run, write_suite
 

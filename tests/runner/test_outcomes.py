@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.process.supervisor_client import ProcessEnd
-from harness.runner.outcomes import Reported, classify_outcome
+from harness.runner.outcomes import classify_outcome
+from harness.runner.report_file import LostTest, TestEnd, TestOutcome, TestReport
 from harness.runner.units import Outcome
 
 REASONS = ("", "timeout", "test_timeout", "collect_timeout", "cancelled", "killed", "supervisor_lost")
@@ -28,19 +29,19 @@ def ends(draw: st.DrawFn) -> ProcessEnd:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[ProcessEnd, Reported]:
+def cases(draw: st.DrawFn) -> tuple[ProcessEnd, TestReport]:
     """An end and a report; every second time pytest had announced that very exit status."""
     end = draw(ends())
     announced = draw(st.sampled_from([end.exit_code, draw(st.none() | CODES)]))
     error = draw(st.sampled_from(["", "", "ImportError: no module named x"]))
-    return end, Reported(announced, draw(TESTS), draw(st.integers(0, 3)), error, draw(st.integers(0, 3)))
+    return end, said(announced, draw(TESTS), draw(st.integers(0, 3)), error, draw(st.integers(0, 3)))
 
 
 @THOROUGH
 @given(cases())
-def test_every_end_has_one_outcome_and_says_why(case: tuple[ProcessEnd, Reported]) -> None:
-    end, reported = case
-    outcome, why = classify_outcome(end, reported, 60.0)
+def test_every_end_has_one_outcome_and_says_why(case: tuple[ProcessEnd, TestReport]) -> None:
+    end, report = case
+    outcome, why = classify_outcome(end, report, 60.0)
     assert isinstance(outcome, Outcome)
     assert "\n" not in why
     assert why or outcome in (Outcome.PASSED, Outcome.FAILED, Outcome.NO_TESTS)
@@ -50,21 +51,22 @@ def test_every_end_has_one_outcome_and_says_why(case: tuple[ProcessEnd, Reported
 @pytest.mark.full
 @THOROUGH
 @given(cases())
-def test_a_pass_needs_everything_to_be_right(case: tuple[ProcessEnd, Reported]) -> None:
-    end, reported = case
-    outcome, _ = classify_outcome(end, reported, 60.0)
+def test_a_pass_needs_everything_to_be_right(case: tuple[ProcessEnd, TestReport]) -> None:
+    end, report = case
+    outcome, _ = classify_outcome(end, report, 60.0)
     if outcome in (Outcome.PASSED, Outcome.NO_TESTS):
         assert (end.reason, end.signal, end.unkillable) == ("", None, ())
-        assert end.exit_code == reported.pytest_exit
+        assert end.exit_code == report.finished_exit
         assert end.exit_code in (0, 5)
-        assert (reported.collect_error, reported.num_failed, reported.running) == ("", 0, "")
+        failed = [each for each in report.ends.values() if each.outcome is TestOutcome.FAILED]
+        assert (report.collect_errors, failed, report.running) == ((), [], ())
 
 
 @THOROUGH
 @given(cases())
-def test_what_was_ended_from_outside_is_told_so(case: tuple[ProcessEnd, Reported]) -> None:
-    end, reported = case
-    outcome, _ = classify_outcome(end, reported, 60.0)
+def test_what_was_ended_from_outside_is_told_so(case: tuple[ProcessEnd, TestReport]) -> None:
+    end, report = case
+    outcome, _ = classify_outcome(end, report, 60.0)
     assert (outcome is Outcome.UNKILLABLE) == bool(end.unkillable)
     if end.unkillable:
         return
@@ -89,12 +91,15 @@ def ended(exit_code: int | None = None, signal: int | None = None, reason: str =
 
 def said(
     pytest_exit: int | None, running: str = "", num_ended: int = 1, error: str = "", num_failed: int = 0
-) -> Reported:
-    return Reported(pytest_exit, running, num_ended, error, num_failed)
+) -> TestReport:
+    outcomes = [TestOutcome.FAILED] * num_failed + [TestOutcome.PASSED] * (num_ended - num_failed)
+    ends = {f"a::{number}": TestEnd(outcome, 0.0, "", "") for number, outcome in enumerate(outcomes)}
+    errors = (("a", error),) if error else ()
+    return TestReport(finished_exit=pytest_exit, running=(running,) * bool(running), ends=ends, collect_errors=errors)
 
 
 X, NOT_DONE = "a::x", "before pytest had finished"
-EXAMPLES: list[tuple[ProcessEnd, Reported, str, str]] = [
+EXAMPLES: list[tuple[ProcessEnd, TestReport, str, str]] = [
     (ended(0), said(0), "passed", ""),
     (ended(1), said(1, num_failed=1), "failed", ""),
     (ended(2), said(2), "failed", "a test or plugin interrupted pytest (exit 2)"),
@@ -127,13 +132,13 @@ EXAMPLES: list[tuple[ProcessEnd, Reported, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("end", "reported", "outcome", "why"), EXAMPLES)
-def test_examples(end: ProcessEnd, reported: Reported, outcome: str, why: str) -> None:
-    assert classify_outcome(end, reported, 60.0) == (Outcome(outcome), why)
+@pytest.mark.parametrize(("end", "report", "outcome", "why"), EXAMPLES)
+def test_examples(end: ProcessEnd, report: TestReport, outcome: str, why: str) -> None:
+    assert classify_outcome(end, report, 60.0) == (Outcome(outcome), why)
 
 
 def test_a_test_that_its_own_process_lost_is_named() -> None:
-    lost = replace(said(0), lost=X, lost_how="exited_early", lost_why="exit code 0")
+    lost = replace(said(0), lost=(LostTest(X, "exited_early", "exit code 0"),))
     assert classify_outcome(ended(0), lost, 60.0) == (Outcome.EXITED_EARLY, "exit code 0 in a::x")
 
 

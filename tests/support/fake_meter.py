@@ -1,16 +1,15 @@
 """A memory meter for tests."""
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.machine.gpu_health import GpuFault
-from harness.machine.meter import GpuProcess
+from harness.machine.gpu_health import GpuFault, GpuProcess, Meter
 
 
 @dataclass
-class FakeMeter:
-    """A `MemoryMeter` that reports what its fields hold."""
+class FakeMeter(Meter):
+    """A `Meter` that reports what its fields hold."""
 
     used_bytes: dict[str, int] = field(default_factory=dict)
     processes: dict[str, tuple[GpuProcess, ...]] = field(default_factory=dict)
@@ -34,13 +33,5 @@ class FakeMeter:
     def new_xids(self, gpu_id: str) -> tuple[int, ...]:
         return tuple(self.xids.pop(gpu_id, ()))
 
-    is_simulated = True
-
     def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
         return {process.pid: process.used_bytes for process in self.processes.get(gpu_id, ())}
-
-    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
-        return {}
-
-    def close(self) -> None:
-        pass

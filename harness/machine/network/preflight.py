@@ -85,7 +85,7 @@ class Preflight:
     """Findings of the preflight."""
 
     pins: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables for work on this host alone; empty where nothing is wrong, or cannot be mended so."""
+    """Environment variables for work on this host alone; empty where nothing is wrong, or these would not help."""
     findings: tuple[MachineFinding, ...] = ()
     rules: tuple[Pick, ...] = ()
     reached: Mapping[str, Reach] = field(default_factory=dict)
@@ -94,18 +94,18 @@ class Preflight:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for the report of a run that sets the pins: what they are for, and what they do not mend."""
-        unmended = [
+        """Sentences for the report of a run that sets the pins: their purpose, and what stays broken."""
+        unsolved = [
             f"{finding}; {finding.breaks}" + (f"; remedy: {finding.remedy}" if finding.remedy else "")
             for finding in self.findings
             if finding.severity is BROKEN and not (self.pins and finding.exports == self.pins)
         ]
         if not self.pins:
-            return tuple(unmended)
+            return tuple(unsolved)
         stuck = {pick.address: pick.interface for pick in self.rules if _is_stuck(pick, self.reached)}
         where = _in_words([f"{address} ({interface})" for address, interface in stuck.items()])
         settings = " ".join(f"{name}={value}" for name, value in self.pins.items())
-        return (f"this host cannot reach its own address {where}: every file is given {settings}", *unmended)
+        return (f"this host cannot reach its own address {where}: every file is given {settings}", *unsolved)
 
 
 async def preflight(environ: Mapping[str, str], clock: Clock) -> Preflight:

@@ -10,6 +10,7 @@ import json
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -17,11 +18,10 @@ from harness.bits.errors import HarnessError, ReportError
 from harness.bits.files import open_for_writing
 from harness.runner import events
 from harness.runner.attempts.attempt_spec import UNITS
-from harness.runner.attempts.unit_run import UnitRunner
+from harness.runner.attempts.unit_run import Attempt, UnitRunner
 from harness.runner.need import Need
 from harness.runner.report_file import ReportTail, TestReport, read_report
 from harness.runner.reruns.retries import AGAIN, NAMED, RETRIED
-from harness.runner.schedule.leases import Lease
 from harness.runner.units import Outcome, Unit, UnitResult
 
 MAX_CHECKS = 3
@@ -33,8 +33,12 @@ CHECKED = (Outcome.FAILED, Outcome.COLLECT_ERROR)
 
 def files_before(units: Sequence[Unit], unit: Unit) -> tuple[str, ...]:
     """Return the files before that of `unit`, in order, that can share its lease."""
-    paths = [each.file_path for each in units]
-    before = dict.fromkeys(each.file_path for each in units[: paths.index(unit.file_path)] if each.can_run)
+    before: dict[str, None] = {}
+    for each in units:
+        if each.file_path == unit.file_path:
+            break
+        if each.can_run:
+            before[each.file_path] = None
     wide = {each.file_path for each in units if each.need.exceeds(unit.need)}
     return tuple(file for file in before if file not in wide)
 
@@ -76,48 +80,42 @@ class LeaningCheck:
     num_left: int = MAX_CHECKS
     parts: defaultdict[str, _Parts] = field(default_factory=lambda: defaultdict(_Parts))
 
-    async def settle(
-        self, runner: UnitRunner, number: int, lease: Lease, result: UnitResult, report: TestReport
-    ) -> tuple[UnitResult, tuple[str, ...]]:
-        """Return the result of an attempt, leaning where the check passes, and processes that SIGKILL did not end."""
-        unit, file = result.unit, result.unit.file_path
+    async def settle(self, runner: UnitRunner, attempt: Attempt) -> None:
+        """Settle the result of an attempt: leaning where the check passes."""
+        unit, file = attempt.unit, attempt.unit.file_path
         if unit.part:
             async with self.parts[file].lock:
-                return await self._settle_part(runner, number, lease, result, report)
-        before = () if unit.together else files_before(runner.collected.units, unit)
-        is_wanted = self.checks_files and before and self.num_left
-        if result.outcome not in CHECKED or number in runner.cancelled or not is_wanted:
-            return result, ()
-        self.num_left -= 1
-        found, unkillable = await _in_order(runner, number, lease, unit, before)
-        if found is None or not passes_in(found, file, failing_tests(report, file)):
-            return result, unkillable
-        why = f"passes after the {len(before)} files before it"
-        return _leaning(result, why, is_accepted=runner.options.accepts_leaning), unkillable
+                await self._settle_part(runner, attempt)
+            return
+        is_wanted = self.checks_files and self.num_left and not unit.together
+        if attempt.result.outcome not in CHECKED or attempt.number in runner.cancelled or not is_wanted:
+            return
+        if before := files_before(runner.collected.units, unit):
+            self.num_left -= 1
+            found = await _in_order(runner, attempt, before)
+            if found is not None and passes_in(found, file, failing_tests(attempt.report, file)):
+                why = f"passes after the {len(before)} files before it"
+                attempt.result = _leaning(attempt.result, why, is_accepted=runner.options.accepts_leaning)
 
-    async def _settle_part(
-        self, runner: UnitRunner, number: int, lease: Lease, result: UnitResult, report: TestReport
-    ) -> tuple[UnitResult, tuple[str, ...]]:
-        """Return the result of a part by what its tests did in the whole file, which runs once one part has failed."""
-        unit, parts = result.unit, self.parts[result.unit.file_path]
-        tests, unkillable = tuple(report.all_ids()), tuple[str, ...]()
-        if not tests or number in runner.cancelled or result.outcome not in (*RETRIED, Outcome.PASSED):
-            return result, ()
+    async def _settle_part(self, runner: UnitRunner, attempt: Attempt) -> None:
+        """Settle the result of a part by what its tests did in the whole file, which runs once one part has failed."""
+        unit, outcome, number = attempt.unit, attempt.result.outcome, attempt.number
+        parts, tests = self.parts[unit.file_path], tuple(attempt.report.all_ids())
+        if not tests or number in runner.cancelled or outcome not in (*RETRIED, Outcome.PASSED):
+            return
         known = [each for each in parts.whole if not unit.need.exceeds(each[0])]
-        if not known and result.outcome is Outcome.PASSED:
+        if not known and outcome is Outcome.PASSED:
             parts.passed.append((unit.need, tests))
-            return result, ()
+            return
         if not known:
-            found, unkillable = await _in_order(runner, number, lease, unit, ())
+            found = await _in_order(runner, attempt, ())
             whole = found if found and found.finished_exit is not None and not found.unread else TestReport()
             known = [(unit.need, runner.directory(number) / IN_ORDER / UNITS / runner.name(number), whole)]
             parts.whole += known
             ran = [test for need, passed in parts.passed if not need.exceeds(unit.need) for test in passed]
             tests += tuple(test for test in ran if whole.outcome_of(test) in NAMED)
-        try:
-            return _as_in_whole(runner, number, result, tests, known[0]), unkillable
-        except (OSError, ReportError):  # a full disk, or a test has put something else in the place of its report
-            return result, unkillable
+        with suppress(OSError, ReportError):  # a full disk, or a test has put something else in the place of its report
+            attempt.result = _as_in_whole(runner, number, attempt.result, tests, known[0])
 
 
 def _as_in_whole(
@@ -147,14 +145,10 @@ def _leaning(result: UnitResult, why: str, *, is_accepted: bool = True) -> UnitR
     return replace(result, outcome=Outcome.LEANING, reason=reason, is_accepted=is_accepted)
 
 
-async def _in_order(
-    runner: UnitRunner, number: int, lease: Lease, unit: Unit, before: Sequence[str]
-) -> tuple[TestReport | None, tuple[str, ...]]:
-    """Return what the files `before` and the whole file of `unit` report in one process; None where they did not end.
-
-    With it, processes that SIGKILL did not end.
-    """
-    file, limit_s = unit.file_path, unit.timeout_s if unit.part else LIMIT_S
+async def _in_order(runner: UnitRunner, attempt: Attempt, before: Sequence[str]) -> TestReport | None:
+    """Return what the files `before` and the whole file of a unit report in one process; None where it did not end."""
+    unit, number, file = attempt.unit, attempt.number, attempt.unit.file_path
+    limit_s = unit.timeout_s if unit.part else LIMIT_S
     whole = replace(unit, path=file, selection=(*before, file), file="", part=None, timeout_s=limit_s)
     checking = replace(
         runner,
@@ -165,13 +159,14 @@ async def _in_order(
     )
     tail = ReportTail(checking.directory(number) / "report.jsonl")
     try:
-        end, limit_s = await checking.run_attempt(number, whole, lease, tail)
+        end, limit_s = await checking.run_attempt(number, whole, attempt.lease, tail)
         found = tail.report()
     except (OSError, HarnessError, ReportError) as error:
         runner.notes.append(f"{file} could not be run in order: {' '.join(str(error).split())}")
-        return None, ()
+        return None
     finally:
         tail.close()
+    attempt.unkillable += end.unkillable
     if end.reason == "timeout":
         runner.notes.append(f"{file} may lean on other tests: in order, it takes longer than {limit_s:g} s")
-    return None if end.reason else found, end.unkillable
+    return None if end.reason else found

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from harness.machine.meter import MemoryMeter
+from harness.machine.gpu_health import Meter
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.supervisor.process_tree import read_process
-from harness.runner.gpu_memory import GpuMemoryUse, MemoryTally, Sample, Unmeasured
+from harness.runner.units import GpuMemoryUse, Listed, MemoryTally, Unmeasured
 
 POLL_S = 0.25
 ANSWER_S = 10.0
@@ -30,21 +30,11 @@ class _Sampled:
     tally: MemoryTally = field(default_factory=MemoryTally)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Answer of the driver about all leased GPUs, and whose the processes are."""
-
-    by_gpu: Mapping[str, Mapping[int, int | None]]
-    supervisor_of: Mapping[int, int]
-    """Supervisor above each listed process; 0 for a process of no attempt."""
-    living: frozenset[int]
-
-
 @dataclass(slots=True)
 class MemorySampler:
     """Samples the memory of attempts between `begin` and `end`, in one task for all of them."""
 
-    meter: MemoryMeter
+    meter: Meter
     poll_s: float = POLL_S
     answer_s: float = ANSWER_S
     """Seconds for one answer of the driver; after a longer one, nothing more is sampled in this run."""
@@ -94,16 +84,13 @@ class MemorySampler:
             supervisors = frozenset(pid for _, pid, _ in before.values() if pid)
             if (seen := await self._ask(partial(_look, self.meter, gpu_ids, supervisors))) is None:
                 return
+            by_gpu, supervisor_of, living = seen
             for attempt, pid, test in before.values():
                 if pid and attempt.pid_of() == pid:  # else it ended meanwhile, or its worker has another file
-                    attempt.tally.take(
-                        Sample(
-                            {gpu_id: seen.by_gpu[gpu_id] for gpu_id in attempt.gpu_ids},
-                            tree=frozenset(each for each, above in seen.supervisor_of.items() if above == pid),
-                            living=seen.living,
-                            test=test if attempt.test_of() == test else "",
-                        )
-                    )
+                    on_gpus = {gpu_id: by_gpu[gpu_id] for gpu_id in attempt.gpu_ids}
+                    tree = frozenset(each for each, above in supervisor_of.items() if above == pid)
+                    throughout = test if attempt.test_of() == test else ""
+                    attempt.tally.take(on_gpus, tree=tree, living=living, test=throughout)
 
     async def _ask(self, question: Callable[[], T]) -> T | None:
         try:
@@ -113,11 +100,14 @@ class MemorySampler:
             return None
 
 
-def _look(meter: MemoryMeter, gpu_ids: Sequence[str], supervisors: Collection[int]) -> _Seen:
+def _look(
+    meter: Meter, gpu_ids: Sequence[str], supervisors: Collection[int]
+) -> tuple[dict[str, Listed], dict[int, int], frozenset[int]]:
+    """Return what the driver lists on each GPU, the supervisor above each listed process (0 for none), who lives."""
     by_gpu = {gpu_id: meter.memory_by_pid(gpu_id) for gpu_id in gpu_ids}
     listed = {pid for each in by_gpu.values() for pid in each}
-    supervisor_of = {pid: _supervisor_above(pid, supervisors) for pid in listed}
-    return _Seen(by_gpu, supervisor_of, frozenset(pid for pid in listed if read_process(pid) is not None))
+    living = frozenset(pid for pid in listed if read_process(pid) is not None)
+    return by_gpu, {pid: _supervisor_above(pid, supervisors) for pid in listed}, living
 
 
 def _supervisor_above(pid: int, supervisors: Collection[int]) -> int:

@@ -17,10 +17,9 @@ from packaging.version import Version
 
 from harness.bits.errors import HarnessError, InventoryError, UsageError
 from harness.bits.files import open_for_writing
-from harness.machine.gpu_health import FaultKind, GpuFault
+from harness.machine.gpu_health import FaultKind, GpuFault, Meter
 from harness.machine.gpu_selection import Selection, parse_selection
 from harness.machine.inventory import Gpu, Inventory
-from harness.machine.meter import NoMeter
 from harness.process.child_env import ATTEMPT_MARKER, CUDA_VISIBLE_DEVICES, XDIST
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.supervisor_client import LostError, ProcessEnd, ProcessSpec
@@ -48,7 +47,7 @@ class _Attempt:
     following: asyncio.Task[ProcessEnd] | None = None
 
 
-class RayCluster(NoMeter):
+class RayCluster(Meter):
     """A cluster that this process has joined, in place of `Supervisors`; as a meter, it measures nothing."""
 
     def __init__(self, containment: str) -> None:

@@ -16,17 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.bits.errors import HarnessError
 from harness.bits.files import MALFORMED
 from harness.process.user_cache import cache_path
 from harness.runner.events import AttemptFailed, Event, TestFinished, TestStarted, UnitFinished
-from harness.runner.gpu_memory import merge_uses
 from harness.runner.records.stats import RunState
-from harness.runner.test_outcomes import TestOutcome
-from harness.runner.units import Outcome, UnitResult
+from harness.runner.report_file import TestOutcome
+from harness.runner.units import Outcome, UnitResult, merge_uses
 
 if TYPE_CHECKING:
     import sqlite3
@@ -173,9 +171,7 @@ class History:
     def __enter__(self) -> "History":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -20,8 +20,7 @@ from harness.runner.events import (
     RunStarted,
     UnitFinished,
 )
-from harness.runner.report_file import TestReport, read_report
-from harness.runner.test_outcomes import TestOutcome
+from harness.runner.report_file import TestOutcome, TestReport, read_report
 from harness.runner.units import Outcome, Unit, UnitResult
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from harness.runner.events import (
     TestStarted,
     UnitFinished,
 )
+from harness.runner.report_file import TestOutcome
 from harness.runner.schedule.sharding import ShardPlan
-from harness.runner.test_outcomes import TestOutcome
 from harness.runner.units import Outcome, Unit, UnitResult
 
 

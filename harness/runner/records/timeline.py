@@ -15,7 +15,7 @@ from harness.runner.events import (
     UnitFinished,
 )
 from harness.runner.records.stats import RunState
-from harness.runner.test_outcomes import TestOutcome
+from harness.runner.report_file import TestOutcome
 from harness.runner.units import Outcome
 
 

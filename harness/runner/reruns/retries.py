@@ -6,16 +6,15 @@ attempt ends ─▶ failed, and attempts are left?    ─▶ AttemptFailed: the 
                                                      of a unit whose rest ran elsewhere, that of the process that ended
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.bits.errors import ReportError
 from harness.runner.events import AttemptFailed, UnitFinished
-from harness.runner.gpu_memory import merge_uses
-from harness.runner.report_file import LostTest, TestReport, read_report
-from harness.runner.test_outcomes import TestOutcome
-from harness.runner.units import Attempt, Outcome, Unit, UnitResult
+from harness.runner.report_file import LostTest, TestOutcome, TestReport, read_report
+from harness.runner.units import Attempt, Outcome, Unit, UnitResult, merge_uses
 
 RETRIED = frozenset(
     (
@@ -65,11 +64,16 @@ def read_attempts(result: UnitResult) -> TestReport:
     for each in attempts:
         if each.directory:
             report = read_report(Path(each.directory, "report.jsonl"))
-            alone = {lost.nodeid for lost in report.lost}
-            running = (nodeid for nodeid in report.running if nodeid not in alone)
-            report.lost += tuple(LostTest(nodeid, each.outcome.value, each.reason) for nodeid in running)
+            report.lost = lost_in(report, each.outcome, each.reason)
             merged = _overlaid(merged, report)
     return merged
+
+
+def lost_in(report: TestReport, outcome: Outcome, reason: str) -> tuple[LostTest, ...]:
+    """Return the tests that never ended in an attempt with this outcome."""
+    alone = {lost.nodeid for lost in report.lost}
+    running = (nodeid for nodeid in report.running if nodeid not in alone)
+    return (*report.lost, *(LostTest(nodeid, outcome.value, reason) for nodeid in running))
 
 
 def _overlaid(earlier: TestReport, later: TestReport) -> TestReport:
@@ -85,6 +89,19 @@ def _overlaid(earlier: TestReport, later: TestReport) -> TestReport:
 
 
 @dataclass(slots=True)
+class _Earlier:
+    """The earlier attempts of a unit that runs again."""
+
+    results: list[UnitResult] = field(default_factory=list)
+    selection: tuple[str, ...] = ()
+    """Tests of the present attempt; empty for what was asked for."""
+    rest: tuple[str, ...] = ()
+    """The same, for one that runs the rest of the attempt before it."""
+    num_before: int = 0
+    """Number of attempts before the first rest."""
+
+
+@dataclass(slots=True)
 class Retries:
     """The earlier attempts of units that run again, by the number of the unit."""
 
@@ -92,97 +109,88 @@ class Retries:
     """How often a unit is run again at most; 0 for never."""
     runs_rests: bool = True
     """Whether the tests that had not begun when their process ended run in another."""
-    _results: dict[int, list[UnitResult]] = field(default_factory=dict)
-    _selections: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    _rests: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Tests of the present attempt, for one that runs the rest of the attempt before it."""
-    _num_before: dict[int, int] = field(default_factory=dict)
-    """Number of attempts before the first rest."""
+    _earlier: defaultdict[int, _Earlier] = field(default_factory=lambda: defaultdict(_Earlier))
 
     def name(self, number: int) -> str:
         """Return the name of the present attempt: `0007`, and `0007-1` when it runs again for the first time."""
-        num_earlier = len(self._results.get(number, ()))
+        num_earlier = len(self._earlier[number].results)
         return f"{number:04d}-{num_earlier}" if num_earlier else f"{number:04d}"
 
     def asked(self, number: int, unit: Unit) -> Unit:
         """Return the unit with the tests that its present attempt runs."""
-        return replace(unit, selection=self._selections.get(number, ()) or unit.selection)
+        selection = self._earlier[number].selection
+        return replace(unit, selection=selection) if selection else unit
+
+    def has_earlier(self, number: int) -> bool:
+        """Return whether the present attempt of the unit follows another one."""
+        return bool(self._earlier[number].results)
 
     def is_last(self, number: int) -> bool:
         """Return whether no other attempt of the unit follows if the present one fails."""
-        return len(self._results.get(number, ())) >= self.limit and number not in self._rests
+        return len(self._earlier[number].results) >= self.limit and not self._earlier[number].rest
 
     def rest(self, number: int) -> tuple[str, ...]:
         """Return the tests of an attempt that runs the rest of the one before; none for any other attempt."""
-        return self._rests.get(number, ())
+        return self._earlier[number].rest
 
     def limit_s(self, number: int, timeout_s: float) -> float:
         """Return the time limit of the present attempt: the rest of a unit has what its process has left of it."""
-        if number not in self._rests:
+        earlier = self._earlier[number]
+        if not earlier.rest:
             return timeout_s
-        spent_s = sum(each.duration_s for each in self._results[number][self._num_before[number] :])
-        return max(timeout_s - spent_s, LEAST_LIMIT_S)
+        return max(timeout_s - sum(each.duration_s for each in earlier.results[earlier.num_before :]), LEAST_LIMIT_S)
 
     def end(
         self, number: int, result: UnitResult, report: TestReport, *, spent: bool = False
     ) -> AttemptFailed | UnitFinished:
         """Return the event that ends an attempt, at a time that the caller sets; `spent` if its time limit passed."""
-        earlier, ran = self._results.get(number, []), self._selections.get(number, ())
-        if result.outcome is Outcome.USAGE_ERROR and ran:  # the names of its tests change: run the whole file
+        earlier = self._earlier[number]
+        num_earlier, path = len(earlier.results), result.unit.path
+        if result.outcome is Outcome.USAGE_ERROR and earlier.selection:  # its tests' names change: run the whole file
             why = f"pytest did not find the tests that had failed: {result.reason}"
-            result, ran = replace(result, outcome=earlier[-1].outcome, reason=why), ()
-        if result.outcome not in RETRIED or len(earlier) >= self.limit:
-            asked_to_end = result.outcome is Outcome.EXITED_EARLY and report.finished_exit is not None  # pytest.exit()
-            rest = () if spent or asked_to_end else rest_of(report)
-            return self._run_rest(number, result, rest) or UnitFinished(0.0, self._settled(number, result))
-        self._results[number] = [*earlier, replace(result, unit=replace(result.unit, selection=ran))]
-        self._selections[number] = tests = (() if result.unit.together else tests_to_repeat(report)) or ran
-        unit = result.unit
-        return AttemptFailed(0.0, unit.path, len(earlier) + 1, self.limit, result, tests)
-
-    def _run_rest(self, number: int, result: UnitResult, tests: tuple[str, ...]) -> AttemptFailed | None:
-        """Return the event that has the rest of a unit run in another process; None where nothing is left of it."""
-        earlier = self._results.get(number, [])
-        num_before = self._num_before.get(number, len(earlier))
-        if not (tests and self.runs_rests and result.outcome in CUT_SHORT) or len(earlier) - num_before >= MAX_RESTS:
-            return None
-        self._num_before[number] = num_before
-        self._results[number] = [*earlier, result]
-        self._rests[number] = tests
-        return AttemptFailed(0.0, result.unit.path, len(earlier) + 1, self.limit, result, tests, is_rest=True)
+            result = replace(result, outcome=earlier.results[-1].outcome, reason=why)
+            earlier.selection = ()
+        if result.outcome in RETRIED and num_earlier < self.limit:
+            earlier.results.append(replace(result, unit=replace(result.unit, selection=earlier.selection)))
+            again = () if result.unit.together else tests_to_repeat(report)
+            earlier.selection = again or earlier.selection
+            return AttemptFailed(0.0, path, num_earlier + 1, self.limit, result, earlier.selection)
+        asked_to_end = result.outcome is Outcome.EXITED_EARLY and report.finished_exit is not None  # pytest.exit()
+        rest = rest_of(report) if self.runs_rests and result.outcome in CUT_SHORT and not asked_to_end else ()
+        num_before = earlier.num_before if earlier.rest else num_earlier
+        if rest and not spent and num_earlier - num_before < MAX_RESTS:
+            earlier.results.append(result)
+            earlier.rest, earlier.num_before = rest, num_before
+            return AttemptFailed(0.0, path, num_earlier + 1, self.limit, result, rest, is_rest=True)
+        return UnitFinished(0.0, self._settled(number, result))
 
     def last(self, number: int, why: str) -> UnitResult | None:
         """Return the result of a unit that will not run again after all; None for one without an attempt."""
-        if not (earlier := self._results.get(number)):
+        if not (results := self._earlier[number].results):
             return None
-        *before, last = earlier
-        self._results[number] = before
+        last = results.pop()
         reason = "; ".join(part for part in (last.reason, f"not run again: {why}") if part)
         return self._settled(number, replace(last, reason=reason))
 
     def _settled(self, number: int, result: UnitResult) -> UnitResult:
-        """Return the one result of a unit, of its last attempt and those before it."""
-        earlier = self._results.pop(number, [])
-        num_before = self._num_before.pop(number, len(earlier))
-        has_rest = bool(self._rests.pop(number, ()))
-        if not earlier:
-            return result
-        if has_rest:
-            return self._with_rests(result, earlier, num_before)
-        outcome = Outcome.FLAKY if result.outcome is Outcome.PASSED else result.outcome
-        reason = result.reason
-        if outcome is Outcome.FLAKY:
-            reason = f"passed at attempt {len(earlier) + 1} of {self.limit + 1}"
-        attempts = tuple(_attempt(each) for each in earlier)
-        return _merged(replace(result, outcome=outcome, reason=reason, attempts=attempts), (*earlier, result))
+        """Return the one result of a unit, of its last attempt and those before it.
 
-    def _with_rests(self, last: UnitResult, earlier: list[UnitResult], num_before: int) -> UnitResult:
-        """Return the one result of a unit that was cut short: that of the first process, with the tests of all."""
-        before, first, rests = earlier[:num_before], earlier[num_before], (*earlier[num_before + 1 :], last)
-        num_processes = "another process" if len(rests) == 1 else f"{len(rests)} other processes"
-        attempts = (*map(_attempt, before), *(_attempt(each, is_rest=True) for each in rests))
-        reason = f"{first.reason}; the tests after it ran in {num_processes}"
-        return _merged(replace(first, reason=reason, attempts=attempts), (*before, first, *rests))
+        Of one that was cut short, it is that of the first process, with the tests of all.
+        """
+        found = self._earlier.pop(number)
+        all_of_it = (*found.results, result)
+        if len(all_of_it) == 1:
+            return result
+        if found.rest:
+            before, (first, *rests) = all_of_it[: found.num_before], all_of_it[found.num_before :]
+            num_processes = "another process" if len(rests) == 1 else f"{len(rests)} other processes"
+            attempts = (*map(_attempt, before), *(_attempt(each, is_rest=True) for each in rests))
+            reason = f"{first.reason}; the tests after it ran in {num_processes}"
+            return _merged(replace(first, reason=reason, attempts=attempts), all_of_it)
+        if result.outcome is Outcome.PASSED:
+            why = f"passed at attempt {len(all_of_it)} of {self.limit + 1}"
+            result = replace(result, outcome=Outcome.FLAKY, reason=why)
+        return _merged(replace(result, attempts=tuple(map(_attempt, found.results))), all_of_it)
 
 
 def _merged(result: UnitResult, all_of_it: Sequence[UnitResult]) -> UnitResult:

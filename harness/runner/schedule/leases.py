@@ -8,17 +8,14 @@ rules. Nothing here reads the machine.
 - A GPU has one lease of its own, or shared leases whose budgets sum to at most its memory.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import combinations, count
-from math import comb
+from itertools import count
 
 from harness.machine.inventory import Gpu, Inventory
 from harness.runner.need import Need
 
-MAX_SETS_COMPARED = 2_000
-"""Where NVLink is uneven, every set of free GPUs is compared up to this many; beyond it, neighbours only."""
 MAX_NAMED = 3
 """Tests that keep their file from running which are named; the others are counted."""
 
@@ -53,7 +50,6 @@ class LeaseTable:
         self.gpus = tuple(sorted(inventory.gpus, key=lambda gpu: gpu.index))
         self.cpu_units = cpu_units
         self.mix_models = mix_models
-        self._num_links = inventory.num_links
         self._chosen: dict[tuple[Need, tuple[Gpu, ...]], tuple[Gpu, ...]] = {}
         """The best GPUs for a need, by the free ones."""
         self._reset()
@@ -137,10 +133,6 @@ class LeaseTable:
         """The leases that are out, by slot."""
         return tuple(self._out[slot] for slot in sorted(self._out))
 
-    @property
-    def quarantined_gpus(self) -> tuple[Gpu, ...]:
-        return tuple(gpu for gpu in self.gpus if gpu.gpu_id in self._quarantined)
-
     # ---- the choice of GPUs
 
     def _shared_gpu(self, need: Need) -> tuple[Gpu, ...]:
@@ -151,18 +143,19 @@ class LeaseTable:
     def _best_gpus(self, need: Need, free: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         """The best `need.gpus` of the free GPUs, or none where they are too few.
 
-        Fewest models first; then most NVLink connections inside the set; then the least memory, so that big GPUs stay
-        for those who need them; then the model with the fewest GPUs left; then neighbouring indexes, lowest first.
+        Fewest models first; then the least memory, so that big GPUs stay for those who need them; then the model with
+        the fewest GPUs left; then neighbouring indexes, lowest first.
         """
         if len(free) < need.gpus:
             return ()
         if (key := (need, free)) not in self._chosen:
-            sets = (
-                (self._rating(members, len(pool)), members)
+            num = need.gpus
+            sets = [
+                (pool[first : first + num], len(pool))
                 for pool in self._pools(need, free)
-                for members in self._candidates(pool, need.gpus)
-            )
-            self._chosen[key] = min(sets, key=lambda rated: rated[0], default=((), ()))[1]
+                for first in range(len(pool) - num + 1)
+            ]
+            self._chosen[key] = tuple(min(sets, key=_rating, default=((), 0))[0])
         return self._chosen[key]
 
     def _pools(self, need: Need, gpus: Sequence[Gpu]) -> list[list[Gpu]]:
@@ -173,22 +166,6 @@ class LeaseTable:
                 if _meets(gpu, need):
                     pools.setdefault((gpu.node, models), []).append(gpu)
         return [pool for pool in pools.values() if len(pool) >= need.gpus]
-
-    def _links(self, gpus: Sequence[Gpu]) -> list[int]:
-        pairs = combinations((gpu.gpu_id for gpu in gpus), 2)
-        return [self._num_links.get(frozenset(pair), 0) for pair in pairs] if self._num_links else []
-
-    def _candidates(self, pool: Sequence[Gpu], num: int) -> Iterator[tuple[Gpu, ...]]:
-        """The sets of `num` GPUs of a pool among which the best is: neighbours where all are linked alike."""
-        if len(set(self._links(pool))) > 1 and comb(len(pool), num) <= MAX_SETS_COMPARED:
-            return combinations(pool, num)
-        return (tuple(pool[first : first + num]) for first in range(len(pool) - num + 1))
-
-    def _rating(self, members: Sequence[Gpu], num_in_pool: int) -> tuple[float, ...]:
-        """Sort key of a set of GPUs, the best first."""
-        indexes = [gpu.index for gpu in members]
-        num_models, most_gb = len({gpu.model for gpu in members}), max(gpu.memory_gb for gpu in members)
-        return (num_models, -sum(self._links(members)), most_gb, num_in_pool, indexes[-1] - indexes[0], *indexes)
 
     # ---- possible leases, whatever is leased now
 
@@ -228,6 +205,14 @@ class LeaseTable:
         verb, it = ("asks", "it") if len(keeping) == 1 else ("ask", "them")
         own = "a file of its own" if len(keeping) == 1 else "a file of their own"
         return f"; only {who} {verb} for that: move {it} to {own}, so that the other tests of this file can run"
+
+
+def _rating(found: tuple[Sequence[Gpu], int]) -> tuple[float, ...]:
+    """Sort key of a set of GPUs, with the size of its pool; the best first."""
+    gpus, num_in_pool = found
+    indexes = [gpu.index for gpu in gpus]
+    num_models, most_gb = len({gpu.model for gpu in gpus}), max(gpu.memory_gb for gpu in gpus)
+    return (num_models, most_gb, num_in_pool, indexes[-1] - indexes[0], *indexes)
 
 
 def _meets(gpu: Gpu, need: Need) -> bool:

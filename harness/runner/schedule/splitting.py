@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from harness.bits.findings import FindingCode
-from harness.runner.need import Need
+from harness.runner.need import Need, merged_need
 from harness.runner.report_file import ListedTest
 from harness.runner.schedule.leases import LeaseTable
 
@@ -146,7 +146,7 @@ def group_tests(tests: Sequence[ListedTest], file: FileLoad, durations_s: Mappin
     return [
         TestGroup(
             tuple(test.nodeid for test in members),
-            file.need if file.is_given else _merged([least if t.need == NO_NEED else t.need for t in members]),
+            file.need if file.is_given else merged_need([least if t.need == NO_NEED else t.need for t in members]),
             scale * sum(seconds[test.nodeid] for test in members),
         )
         for members in _tied(tests)
@@ -175,15 +175,6 @@ def _tied(tests: Sequence[ListedTest]) -> list[list[ListedTest]]:
 
 def _size(need: Need) -> tuple[object, ...]:
     return need.gpus, need.exclusive, not need.shared, need.memory_gb, str(need)
-
-
-def _merged(needs: Sequence[Need]) -> Need:
-    """The need that satisfies each of these."""
-    if len(set(needs)) == 1:
-        return needs[0]
-    from harness.plugin import merge_needs  # late: it imports pytest, which no other run needs
-
-    return Need.from_json(merge_needs([need.to_json() for need in needs]))
 
 
 def make_parts(

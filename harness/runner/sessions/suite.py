@@ -28,18 +28,17 @@ from harness.process.child_env import child_env
 from harness.process.clock import SystemClock
 from harness.process.exhaustion import MAKE_ROOM, shortage_at
 from harness.process.growing_file import GrowingFile, GrowingLines
-from harness.process.program_output import json_objects
+from harness.process.program_output import json_objects, signal_name
 from harness.process.supervisor import process_tree, rescue, syscalls
 from harness.process.supervisor.fork_server import Forked, ask_for_fork
 from harness.process.supervisor.stacks import dump_stacks
 from harness.process.supervisor_client import find_py_spy
-from harness.runner.isolation_notes import IsolationCode, IsolationNote, NotForked
 from harness.runner.need import Need
 from harness.runner.options import RunOptions
-from harness.runner.outcomes import signal_name
 from harness.runner.report_file import ListedTest
 from harness.runner.sessions.plugin_names import OWN_COVERAGE, SESSION, XDIST, odd_name_plugins, plugin_arguments
 from harness.runner.sessions.pytest_command import pytest_command
+from harness.runner.units import IsolationCode, IsolationNote, NotForked
 
 MARKER_ROOM = 64
 """Characters of the marker's value in the environment of the session, which its forks overwrite."""

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.findings import Severity
-from harness.doctor.distributed import WALK_S
-from harness.doctor.layers import DOES, LayerCode, RankStory, classify_ranks, innermost, telling_lines
+from harness.doctor.distributed import DOES, WALK_S, LayerCode, RankStory, classify_ranks, innermost, telling_lines
 from harness.doctor.probe import LIMITS_S
 from harness.machine.findings import MachineFinding
 from tests.support.finding_checks import sound

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.machine.gpu_health import GpuProcess
 from harness.machine.inventory import Gpu
-from harness.machine.meter import GpuProcess
 from harness.runner import events
-from harness.runner.attempts.gpu_notes import broken_by, unread_names, with_others, with_xids
+from harness.runner.attempts.gpu_checks import broken_by, unread_names, with_reason, with_xids
 from harness.runner.need import Need
 from harness.runner.report_file import TestReport
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
@@ -39,10 +39,10 @@ def test_errors_of_the_driver_are_part_of_a_failure_and_only_fatal_ones_break_a_
 
 
 def test_another_user_of_a_gpu_is_part_of_a_failure_alone() -> None:
-    held = {"GPU-a": "1.0 GB above its baseline, held by pid 7 (python train.py)"}
-    assert "meanwhile (GPU-a: 1.0 GB" in with_others(result(Outcome.FAILED), held).reason
-    assert with_others(result(Outcome.PASSED), held).reason == ""
-    assert with_others(result(Outcome.FAILED), {}).reason == ""
+    held = {"GPU-a": "1.0 GB above its baseline"}
+    assert with_reason(result(Outcome.FAILED), "used ({})", held).reason == "used (GPU-a: 1.0 GB above its baseline)"
+    assert with_reason(result(Outcome.PASSED), "used ({})", held).reason == ""
+    assert with_reason(result(Outcome.FAILED), "used ({})", {}).reason == ""
 
 
 def test_names_that_are_not_read_are_found_in_the_output_with_the_remedy(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.runner.attempts.gpu_suspicion import BLAMED, CLEARING, MIN_FILES, GpuSuspicion
+from harness.runner.attempts.gpu_checks import BLAMED, CLEARING, MIN_FILES, GpuSuspicion
 from harness.runner.units import Outcome
 
 FILES = [f"test_{number}.py" for number in range(5)]

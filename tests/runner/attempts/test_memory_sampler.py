@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from harness.runner.attempts.memory_sampler import MemorySampler
-from harness.runner.gpu_memory import GpuMemoryUse, Unmeasured
+from harness.runner.units import GpuMemoryUse, Unmeasured
 from tests.support.fake_meter import FakeMeter
 
 T = TypeVar("T")

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from harness.bits.errors import ReportError
 from harness.runner.need import Need
-from harness.runner.report_file import ReportTail, read_report
-from harness.runner.test_outcomes import TestOutcome
+from harness.runner.report_file import ReportTail, TestOutcome, read_report
 
 NEED = Need(2, memory_gb=40.0, model="H100", min_capability=(9, 0))
 IDS = ("tests/a.py::test_x", "tests/a.py::test_y[ü]", "tests/a.py::test_z")

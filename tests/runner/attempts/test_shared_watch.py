@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.machine.gpu_watch import GpuWatch
-from harness.runner.attempts.shared_watch import SharedWatch
+from harness.runner.attempts.gpu_checks import SharedWatch
 
 GPU = ("ID-0",)
 PATIENCE_S = 20.0

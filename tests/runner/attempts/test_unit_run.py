@@ -9,9 +9,8 @@ import pytest
 
 from harness.process.supervisor_client import ProcessSpec
 from harness.runner import events
-from harness.runner.attempts.ray_logs import keep_ray_logs
-from harness.runner.report_file import read_report
-from harness.runner.test_outcomes import TestOutcome
+from harness.runner.attempts.unit_run import keep_ray_logs
+from harness.runner.report_file import TestOutcome, read_report
 from harness.runner.units import Outcome
 from tests.runner.scripted_run import GPU_0, ScriptedRun, begun, told
 from tests.support.fake_meter import FakeMeter

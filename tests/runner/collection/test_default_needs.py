@@ -11,7 +11,7 @@ from harness.bits.errors import UsageError
 from harness.machine.inventory import Gpu, Inventory
 from harness.process.invocation import Invocation
 from harness.runner.collection.collect import Collected
-from harness.runner.collection.default_needs import give_needs
+from harness.runner.collection.units import give_needs
 from harness.runner.need import Need
 from harness.runner.options import RunOptions
 from harness.runner.units import NeedSource, Unit

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harness.bits.exit_codes import ExitCode
 from harness.runner.collection.collect import Collected
-from harness.runner.collection.deselected import set_aside_deselected
+from harness.runner.collection.units import set_aside_deselected
 from harness.runner.need import Need
 from harness.runner.units import NeedSource, Outcome, Unit
 from tests.support.collected import ROOT, collect_in

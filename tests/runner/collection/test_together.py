@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.runner.collection.collect import Collected
-from harness.runner.collection.together import keep_together
+from harness.runner.collection.units import keep_together
 from harness.runner.need import Need
 from harness.runner.units import NeedSource, Unit
 from tests.support.suite_runs import run, write_suite

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from harness.bits.exit_codes import ExitCode
 from harness.render.history import LETTERS, MEANINGS, OTHER, history_lines
 from harness.runner.events import AttemptFailed, TestFinished, TestStarted, UnitFinished
-from harness.runner.gpu_memory import GpuMemoryUse, Unmeasured
 from harness.runner.need import Need
 from harness.runner.records import history
 from harness.runner.records.history import (
@@ -33,7 +32,7 @@ from harness.runner.records.history import (
     select_trends,
 )
 from harness.runner.records.stats import RunState
-from harness.runner.units import Attempt, NeedSource, Outcome, Part, Unit, UnitResult
+from harness.runner.units import Attempt, GpuMemoryUse, NeedSource, Outcome, Part, Unit, UnitResult, Unmeasured
 from tests.runner.records.hostile_histories import MALFORMED, name_victim, with_endless_trigger, with_endless_view
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import HARNESS, QUICK, environment, write_suite

@@ -16,7 +16,7 @@ from harness.runner.events import (
 )
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState, exit_code
-from harness.runner.test_outcomes import TestCounts, TestOutcome
+from harness.runner.report_file import TestCounts, TestOutcome
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 
 GPUS = ("SIM-0", "SIM-1", "SIM-2", "SIM-3")

@@ -10,7 +10,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.runner import events
 from harness.runner.collection.collect import Collected
 from harness.runner.need import Need
-from harness.runner.reruns.last_failed import LastFailed, read_last_failed, select_last_failed
+from harness.runner.reruns.earlier_runs import LastFailed, read_last_failed, select_last_failed
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.suite_runs import QUICK, run, write_suite
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.machine.gpu_health import GpuFault, MachineHealth
+from harness.machine.gpu_health import GpuFault, GpuProcess, MachineHealth
 from harness.machine.inventory import Inventory
-from harness.machine.meter import GpuProcess
 from tests.support.nvml_stub.build import stub_env
 
 _ROOT = Path(__file__).parents[3]

@@ -1,0 +1,216 @@
+"""From files to units: needs of files that have none, files that run in one process, files without a selected test,
+files that are split into parts, and patterns of the configuration that match nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from harness.bits.errors import UsageError
+from harness.bits.text import count
+from harness.machine.inventory import Inventory
+from harness.runner.collection.collect import Collected
+from harness.runner.need import Need, NeedRule, NeedsTable, merged_need, paths_matching
+from harness.runner.options import RunOptions
+from harness.runner.records.history import Expectation, History
+from harness.runner.schedule.leases import LeaseTable
+from harness.runner.schedule.splitting import FileLoad, SplitReason, choose_files, plan_parts
+from harness.runner.units import NeedSource, Outcome, Part, Unit, UnitResult
+
+Expectations = Mapping[str, Expectation]
+
+
+# ---- needs
+
+
+def give_needs(collected: Collected, options: RunOptions, inventory: Inventory) -> Collected:
+    """Return the collection with the default need on each file that has none, which the needs table did not decide.
+
+    Raises UsageError for GPUs of unknown memory.
+    """
+    default = _default_need(options, inventory)
+    if default is None:
+        return collected
+    units = (
+        replace(unit, need=default, source=NeedSource.TABLE)
+        if unit.need == Need() and unit.source is not NeedSource.TABLE
+        else unit
+        for unit in collected.units
+    )
+    return replace(collected, units=tuple(units))
+
+
+def _default_need(options: RunOptions, inventory: Inventory) -> Need | None:
+    if options.workers_per_gpu == 1:
+        return Need(gpus=1)
+    if options.workers_per_gpu:
+        memory_gb = min((gpu.memory_gb for gpu in inventory.gpus), default=0.0)
+        if not memory_gb and inventory.gpus:
+            raise UsageError(
+                "--workers-per-gpu: the driver does not report the memory of a GPU",
+                legal="GPUs of known memory",
+                remedy="set memory-gb-per-worker, or leave the option out",
+            )
+        # Rounded down to a megabyte, so that N budgets never exceed the GPU.
+        share_gb = int(memory_gb * 1000 / options.workers_per_gpu) / 1000
+        return Need(gpus=1, memory_gb=share_gb, shared=share_gb > 0)
+    if options.memory_gb_per_worker:
+        return Need(gpus=1, memory_gb=options.memory_gb_per_worker, shared=True)
+    return Need(gpus=options.gpus_per_worker) if options.gpus_per_worker else None
+
+
+def note_idle(collected: Collected, options: RunOptions) -> Collected:
+    """Return the collection with a note on each pattern of the configuration that matches no file: it is misspelt.
+
+    If paths were given, all files below the root directory count: a pattern may match one that was not asked for.
+    """
+    paths, notes = [unit.path for unit in collected.units], list(collected.notes)
+    named = [("the needs table", [rule.glob for rule in options.needs]), *(("together", g) for g in options.together)]
+    for what, patterns in named:
+        table = NeedsTable(NeedRule(pattern, None) for pattern in patterns)
+        idle = table.idle_below(collected.rootdir, paths) if options.paths else table.idle(paths)
+        notes += (f"the pattern {pattern!r} of {what} matches no file" for pattern in idle)
+    return replace(collected, notes=tuple(notes))
+
+
+# ---- files that run in one process, since one leans on another
+
+
+def keep_together(collected: Collected, groups: Sequence[Sequence[str]]) -> Collected:
+    """Return the collection with one unit for the files of each group, in the group's order.
+
+    The unit has the path of the last file, and needs what any of them needs. Raises UsageError for a file of two
+    groups, and for files that ask for different models of GPU.
+    """
+    units = {unit.path: unit for unit in collected.units}
+    able = [unit.path for unit in collected.units if unit.can_run and unit.path not in collected.not_found]
+    sizes_bytes, notes = dict(collected.sizes_bytes), list(collected.notes)
+    taken: dict[str, int] = {}
+    for number, patterns in enumerate(groups):
+        paths = list(dict.fromkeys(path for pattern in patterns for path in paths_matching(pattern, able)))
+        if twice := [path for path in paths if taken.setdefault(path, number) != number]:
+            raise UsageError(
+                f"together: {twice[0]} is in two groups",
+                legal="each file in one group",
+                remedy="join the two lists, in the order in which the files have to run",
+            )
+        if len(paths) < 2:
+            continue
+        *before, last = paths
+        units[last] = _joined([units[path] for path in paths])
+        sizes_bytes[last] = sum(sizes_bytes.get(path, 0) for path in paths)
+        for path in before:
+            del units[path]
+        notes.append(f"together: {', '.join(before)} and {last} run in one process, as {last}")
+    return replace(collected, units=tuple(units.values()), sizes_bytes=sizes_bytes, notes=tuple(notes))
+
+
+def _joined(units: Sequence[Unit]) -> Unit:
+    last = units[-1]
+    try:
+        need = merged_need([unit.need for unit in units])
+    except ValueError as error:
+        raise UsageError(
+            f"together: the files that run with {last.path} cannot share a process: one {error}",
+            remedy="leave one of them out of the group",
+        ) from None
+    limits_s = [unit.timeout_s for unit in units if unit.timeout_s is not None]
+    together = tuple(path for unit in units for path in unit.selection or (unit.path,))
+    return replace(last, need=need, timeout_s=max(limits_s, default=None), selection=(), together=together)
+
+
+# ---- what -k, -m and --deselect leave
+
+
+def all_deselected(num_tests: int) -> str:
+    """Return the reason of a file of which no test is selected."""
+    return f"{count(num_tests, 'test')} deselected"
+
+
+def set_aside_deselected(collected: Collected) -> Collected:
+    """Return the collection in which files without a selected test do not run, and have no tests as their outcome.
+
+    A file of which node ids were asked for runs: pytest may refuse them.
+    """
+    kept = {
+        unit.path: UnitResult(unit, Outcome.NO_TESTS, all_deselected(number), num_deselected=number)
+        for unit in collected.units
+        if (number := _num_deselected(unit, collected))
+    }
+    units = tuple(unit for unit in collected.units if unit.path not in kept)
+    return replace(collected, units=units, kept={**collected.kept, **kept})
+
+
+def _num_deselected(unit: Unit, collected: Collected) -> int:
+    """Return the number of tests in a unit if all are deselected; 0 for a unit that runs."""
+    if unit.selection or not unit.can_run or unit.path in collected.not_found:
+        return 0
+    files = [collected.files.get(path) for path in unit.together or (unit.path,)]
+    known = [file for file in files if file is not None and file.is_deselected and not file.error]
+    return sum(file.num_deselected for file in known) if len(known) == len(files) else 0
+
+
+def expect_selected(
+    expected: Expectations, collected: Collected, durations_s: Mapping[str, float]
+) -> dict[str, Expectation]:
+    """Return what is expected of each unit, given that files with deselected tests run the others alone.
+
+    `durations_s` are those of tests, by node id. Nothing changes for a file of which some selected test is not known,
+    and no file is expected to take longer than all of it did.
+    """
+    changed = dict(expected)
+    for path in [unit.path for unit in collected.units if unit.path in collected.files and not unit.together]:
+        file = collected.files[path]
+        known = [durations_s.get(test.nodeid) for test in file.tests or ()]
+        seconds = [each for each in known if each is not None]
+        if file.num_deselected and seconds and len(seconds) == len(known):
+            changed[path] = Expectation(min(expected[path].seconds, sum(seconds)))
+    return changed
+
+
+# ---- files that dominate, in parts
+
+
+def split_files(
+    collected: Collected, expected: Expectations, table: LeaseTable, history: History
+) -> tuple[Collected, Expectations]:
+    """Return the collection with a unit for each part of the files that are split, and what is expected of each."""
+    loads = [_load(unit, collected, expected[unit.path]) for unit in collected.units if unit.can_run]
+    reasons = choose_files(loads, table)
+    for path in history.leaning_files(reasons):  # its tests depend on each other
+        del reasons[path]
+    if not reasons:
+        return collected, expected
+    listed = {path: collected.files[path].tests or () for path in reasons}
+    planned = plan_parts(loads, reasons, listed, history.test_durations_s(reasons), table)
+    units: list[Unit] = []
+    seconds = dict(expected)
+    tests: dict[str, frozenset[int]] = {}
+    for unit in collected.units:
+        parts = planned[unit.path][1] if unit.path in planned else []
+        if len(parts) < 2:
+            units.append(unit)
+            continue
+        for number, part in enumerate(parts, 1):
+            of_file, named = Part(number, len(parts)), frozenset(part.nodeids)
+            path = f"{unit.path} {of_file}"
+            units.append(replace(unit, path=path, file=unit.path, part=of_file, need=part.need))
+            seconds[path] = replace(expected[unit.path], seconds=part.seconds)
+            tests[path] = frozenset(test.number for test in listed[unit.path] if test.nodeid in named)
+    # One that runs whole is worth a word where its duration shows that it should not.
+    splits = [
+        split for split, _ in planned.values() if split.num_parts > 1 or split.reason is not SplitReason.FEW_FILES
+    ]
+    return replace(collected, units=tuple(units), parts=tests, splits=tuple(splits)), seconds
+
+
+def _load(unit: Unit, collected: Collected, expected: Expectation) -> FileLoad:
+    path, is_part = unit.path, bool(unit.selection or unit.together)
+    return FileLoad(
+        path,
+        unit.need,
+        expected.seconds,
+        is_measured=not expected.is_estimate,
+        asked_gpus=frozenset(need.gpus for need in collected.asks_of(unit).values()),
+        is_divisible=not is_part and path not in collected.not_found and path in collected.files,
+        is_given=unit.source is NeedSource.TABLE,
+    )
