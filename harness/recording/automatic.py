@@ -11,43 +11,443 @@ ends the recording, never the program.
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from harness.recording.batch_origins import BatchOrigins, generators_of
-from harness.recording.callbacks import make_callbacks
-from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
-from harness.recording.compiled import NOT_RECORDED, CompiledSteps
-from harness.recording.cuda_state import is_capturing
-from harness.recording.digest_cache import DigestCache, Group, look_at_groups
+from harness.recording.determinism import set_flags
 from harness.recording.hooks import (
+    NOT_RECORDED,
+    Arguments,
+    CompiledSteps,
+    HookedClosure,
     Stepping,
+    closure_of,
     hook_backward,
     hook_forward,
     hook_loaders,
     hook_optimizers,
     hook_scalers,
     hook_steps,
+    replace_closure,
+    tasks_of,
 )
+from harness.recording.metrics import PrintedMetrics
 from harness.recording.names import ParameterNames, note_modules
-from harness.recording.nested_values import WatchedValues, named_values
-from harness.recording.op_mode import OpMode
-from harness.recording.optimizer_steps import OptimizerNames
-from harness.recording.optimizer_values import WHOLE_EVERY, OptimizerSettings, Setting, gradients_of, state_of
-from harness.recording.process import ProcessLog
-from harness.recording.program_modes import outside_modes
-from harness.recording.recorder import Observation, Recorder, float_of, look
-from harness.recording.run_spec import RunEnded
-from harness.recording.tensors import Digested
-from harness.recording.trace_steps import TraceSteps
-from harness.recording.training_threads import AT_ONCE, TrainingThreads, is_in_backward
-from harness.trace.chain import Scope
+from harness.recording.operations import OpMode
+from harness.recording.process import Place, ProcessLog
+from harness.recording.program_state import (
+    AT_ONCE,
+    RandomStates,
+    State,
+    TrainingThreads,
+    is_capturing,
+    is_in_backward,
+    outside_modes,
+)
+from harness.recording.recorder import (
+    DigestCache,
+    Group,
+    NullRecorder,
+    Observation,
+    Recorder,
+    float_of,
+    look,
+    look_at_groups,
+    make_callbacks,
+)
+from harness.recording.run_spec import RunEnded, RunSpec
+from harness.recording.tensors import Digested, WatchedValues, named_values
+from harness.trace.format import BATCH_ORIGIN, LOADER_SEED, Scope
+from harness.trace.values import Float
+
+# ------------------------------------------------------------------------------------------------- values of optimizers
+# What a step of an optimizer reads and writes: gradients, what it remembers of each weight, and its settings.
+
+NamedTensors = Sequence[tuple[str, torch.Tensor]]
+Setting = tuple[str, Any]
+REMEMBERED = (int, float, torch.Tensor)
+LARGE_BYTES = 2**16
+WHOLE_EVERY = 8
+"""Large state is read at every so many steps: it follows from gradients and earlier state."""
+OF_PARAMETERS = ("params", "param_names")
+"""Entries of a group that hold what it optimizes, not how."""
+MAX_DEPTH = 3
+"""Of tuples within tuples."""
+
+
+class OptimizerSettings:
+    """Finds the settings that a step of an optimizer depends on.
+
+    A number is recorded in every step: schedules change it. An element of a tuple, a boolean, a text or None is
+    recorded in an optimizer's first step, and in each step in which it has changed.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[weakref.ref[Optimizer], dict[str, Any]]] = {}
+        """By the optimizer's id, which is its own as long as it lives."""
+
+    def settings(self, optimizer: Optimizer) -> list[Setting]:
+        """(name, value) of each setting to record now: group0.betas.1, group0.lr."""
+        reference, seen = self._seen.get(id(optimizer), (None, {}))
+        if reference is None or reference() is not optimizer:
+            seen = {}
+            self._seen[id(optimizer)] = weakref.ref(optimizer), seen
+        found: list[Setting] = []
+        for index, group in enumerate(optimizer.param_groups):
+            for key, value in sorted(group.items()):
+                if key not in OF_PARAMETERS:
+                    found += _of_entry(f"group{index}.{key}", value, seen)
+        return found
+
+
+def _of_entry(name: str, value: Any, seen: dict[str, Any]) -> Iterator[Setting]:
+    if isinstance(value, torch.Tensor) or (isinstance(value, int | float) and not isinstance(value, bool)):
+        yield name, value
+        return
+    for each_name, each in _elements(name, value):
+        if isinstance(each, torch.Tensor):
+            yield each_name, each
+        elif each_name not in seen or type(seen[each_name]) is not type(each) or seen[each_name] != each:
+            seen[each_name] = each
+            yield each_name, str(each) if each is None else each
+
+
+def _elements(name: str, value: Any, depth: int = 0) -> Iterator[Setting]:
+    """Yield what can be recorded of an entry; nothing of objects, such as functions."""
+    if value is None or isinstance(value, int | float | str | torch.Tensor):
+        yield name, value
+    elif isinstance(value, list | tuple) and depth < MAX_DEPTH:
+        for index, each in enumerate(value):
+            yield from _elements(f"{name}.{index}", each, depth + 1)
+
+
+def gradients_of(parameters: NamedTensors) -> list[tuple[str, torch.Tensor]]:
+    """Return each gradient there is, by its parameter's name."""
+    return [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
+
+
+def state_of(optimizer: Optimizer, name: str, parameter: torch.Tensor) -> tuple[list[Setting], list[Setting]]:
+    """Return what an optimizer remembers of a weight: (numbers and small tensors, large ones)."""
+    state = optimizer.state.get(parameter, {})
+    named = [(f"{name} {key}", value) for key, value in state.items() if isinstance(value, REMEMBERED)]
+    large = [each for each in named if isinstance(each[1], torch.Tensor) and each[1].nbytes >= LARGE_BYTES]
+    return [each for each in named if not any(each is one for one in large)], large
+
+
+# -------------------------------------------------------------------------------------------------- steps of optimizers
+# Optimizers of a program: their names, and which of their steps are one step of the trace.
+#
+# | the program | steps of the trace |
+# |---|---|
+# | `loss.backward(); muon.step(); adam.step()` | one: different optimizers apply gradients of the same backward |
+# | `d_loss.backward(); d.step(); g_loss.backward(); g.step()` | two, each with a backward of its own |
+# | optimizers that step within backward, one for each parameter | one: that of the backward |
+# | `loss.backward()`, then each optimizer is made when it first steps | one: others may follow |
+#
+# Whether another optimizer follows is not known when one has stepped. The step of the trace waits for what happens next
+# if another has ever followed this one, if gradients of others are left, and if an optimizer was made after the
+# backward. It is written when a batch, a backward, a logged value or the end of the process comes.
+
+
+class OptimizerNames:
+    """Names optimizers by class, numbered in the order in which they were made: Muon, AdamW, AdamW#2."""
+
+    def __init__(self) -> None:
+        self._named: dict[int, tuple[weakref.ref[Optimizer], str]] = {}
+        """By id, which is one optimizer's for as long as that lives."""
+        self._counts: dict[str, int] = {}
+        self._alone: str | None = None
+        """The one that was the only one when it first stepped."""
+        self._num_steps: dict[str, int] = {}
+
+    def see(self, optimizer: Optimizer) -> str:
+        """Name an optimizer that has no name; return its name."""
+        reference, name = self._named.get(id(optimizer), (None, ""))
+        if reference is None or reference() is not optimizer:
+            self._named = {key: each for key, each in self._named.items() if each[0]() is not None}
+            kind = type(optimizer).__name__
+            number = self._counts[kind] = self._counts.get(kind, 0) + 1
+            name = kind if number == 1 else f"{kind}#{number}"
+            self._named[id(optimizer)] = weakref.ref(optimizer), name
+        return name
+
+    def living(self) -> list[Optimizer]:
+        """Those that still are, in the order in which they were made."""
+        return [optimizer for each, _ in self._named.values() if (optimizer := each()) is not None]
+
+    def prefix(self, optimizer: Optimizer) -> str:
+        """Return what stands before the names of an optimizer's settings; empty for one that first stepped alone."""
+        name = self.see(optimizer)
+        return "" if name == self._alone else f"{name}."
+
+    def begin(self, optimizer: Optimizer, owner: str = "") -> tuple[str, int]:
+        """Count a step; return (prefix, number of the step among this optimizer's own).
+
+        `owner`, a parameter's name, names an optimizer in its first step: in which order it was made must not count.
+        """
+        name = self.see(optimizer)
+        if owner and name not in self._num_steps:
+            name = f"{type(optimizer).__name__} of {owner}"
+            self._named[id(optimizer)] = weakref.ref(optimizer), name
+        elif not self._num_steps and sum(self._counts.values()) == 1:
+            self._alone = name
+        number = self._num_steps[name] = self._num_steps.get(name, -1) + 1
+        return self.prefix(optimizer), number
+
+
+class JoinedSteps:
+    """Decides, by the names of optimizers, which of their steps are one step of the trace."""
+
+    def __init__(self) -> None:
+        self._stepped: list[str] = []
+        """Those of the step that waits."""
+        self._last: str | None = None
+        """The one that has stepped, if nothing else has happened since."""
+        self._followed: set[str] = set()
+        """Those right after which another optimizer has ever stepped."""
+        self.is_growing = self.has_grown = False
+        """Whether an optimizer was made after the last backward, or after any: others may be made before the next."""
+
+    def meet(self, *, is_within_step: bool) -> None:
+        """Note that an optimizer was made. `is_within_step` says whether a backward lies before it."""
+        self.is_growing = self.is_growing or is_within_step or self._last is not None
+        self.has_grown = self.has_grown or self.is_growing
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an optimizer has stepped, and the step of the trace has not ended."""
+        return bool(self._stepped)
+
+    def has(self, name: str) -> bool:
+        """Return whether this optimizer is among those of the step that waits."""
+        return name in self._stepped
+
+    def join(self, name: str) -> bool:
+        """An optimizer begins a step: return whether it joins the one that waits; if not, that one ends."""
+        is_another = self._last is not None and name not in (self._last, *self._stepped)
+        if is_another and self._last is not None:
+            self._followed.add(self._last)
+        if not is_another:
+            self._stepped.clear()
+        return is_another and self.is_waiting
+
+    def waits(self, names: Sequence[str], leaves_gradients: Callable[[], bool]) -> bool:
+        """Return whether the step of the trace waits for others, now that these optimizers have stepped.
+
+        `leaves_gradients` says whether gradients of others are left.
+        """
+        self._last = names[-1]
+        self._stepped += names
+        if not self.is_growing and self._last not in self._followed and not leaves_gradients():
+            self._stepped.clear()
+        return self.is_waiting
+
+    def end(self) -> None:
+        """Note another event: no optimizer joins the step that waits."""
+        self._last = None
+        self.is_growing = False
+        self._stepped.clear()
+
+
+# --------------------------------------------------------------------------------------------------- origins of batches
+# Where a batch of a DataLoader came from: its worker, the generators that shuffle, the seed of the workers.
+#
+# All of it is of scope CONTEXT: it explains a difference, and is not compared by itself.
+
+MAIN_PROCESS = -1
+"""In place of a worker's number, of a batch that the program's own process has made."""
+MAX_SAMPLERS = 4
+"""Of samplers that hold a sampler."""
+
+
+class BatchOrigins:
+    """Finds out for each batch where it came from, from the first batch of a worker on."""
+
+    def __init__(self) -> None:
+        self._seed: int | None = None
+        self._has_workers = False
+
+    def of_batch(self, iterator: Any, tasks: Mapping[int, Any]) -> list[Observation]:
+        """Return what to record before the batch that an iterator has just handed out.
+
+        `tasks` are those that its workers had before.
+        """
+        num_workers = int(getattr(iterator, "_num_workers", 0))
+        self._has_workers = self._has_workers or num_workers > 0
+        if not self._has_workers:
+            return []
+        found: list[tuple[str, Any]] = []
+        seed = getattr(iterator, "_base_seed", None)
+        if num_workers and isinstance(seed, int) and seed != self._seed:
+            self._seed = seed
+            found.append((LOADER_SEED, seed))
+        index, worker = _task(iterator, tasks) if num_workers else (0, MAIN_PROCESS)
+        found.append((BATCH_ORIGIN, torch.tensor([index, worker, num_workers], dtype=torch.int32)))
+        return [each._replace(tensor=None) for each in look(found, Scope.CONTEXT)]
+
+
+def generators_of(iterator: Any) -> Iterator[torch.Generator]:
+    """Yield the generators that a DataLoader's samplers were given; those of torch itself are not among them."""
+    sampler = getattr(iterator, "_index_sampler", None)
+    for _ in range(MAX_SAMPLERS):
+        held = getattr(sampler, "__dict__", {})
+        yield from (each for each in held.values() if isinstance(each, torch.Generator))
+        sampler = held.get("sampler", held.get("batch_sampler"))
+        if sampler is None:
+            return
+
+
+def _task(iterator: Any, tasks: Mapping[int, Any]) -> tuple[int, int]:
+    """(batch, worker) of the task that was handed out; (0, MAIN_PROCESS) where torch does not say."""
+    done = tasks.keys() - tasks_of(iterator).keys()
+    # Workers that have come to their end leave tasks behind, which go with the one that is handed out.
+    index = getattr(iterator, "_rcvd_idx", 0) - 1 if getattr(iterator, "_in_order", True) else max(done, default=-1)
+    task = tasks.get(index)
+    return (index, int(task[0])) if index in done and task else (0, MAIN_PROCESS)
+
+
+# --------------------------------------------------------------------------------------------------- steps of the trace
+# Steps of the trace of a program that knows nothing of it: when one begins, what joins it, and when it ends.
+
+
+class TraceSteps:
+    """Begins and ends steps of the trace, and the record of a step's operations with them.
+
+    `guard` calls what it is given as the hooks are called: a mistake ends the recording, never the program.
+    """
+
+    def __init__(
+        self,
+        log: ProcessLog,
+        recorder: Recorder,
+        optimizers: OptimizerNames,
+        guard: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._log, self._recorder, self._optimizers, self._guard = log, recorder, optimizers, guard
+        self.random = RandomStates()
+        self.loss: Callable[[], Float | None] | None = None
+        """Returns that of the last backward in this step, where it is one number."""
+        self.is_within = False
+        """Whether a backward or an optimizer's step has begun since the last step of the trace ended."""
+        self.is_over = False
+        """Whether the step of the trace ends with what happens now."""
+        self.operations: OpMode | None = None
+        """While the operations of a step are recorded."""
+        self._step_of_operations = 0
+        self._stopped: OpMode | None = None
+        """What has recorded operations, as long as it cannot be taken off."""
+        self._step = 0
+        self.joined = JoinedSteps()
+        self._is_finishing = False
+        self._states: dict[str, State] | None = None
+        """Of generators that were used, as a step left them that waits for other optimizers."""
+
+    def begin(self) -> bool:
+        """Begin a step, if none has begun; says whether it has."""
+        if self._recorder.step is not None:
+            return False
+        self._recorder.begin_step(self._step)
+        states, self._states = self._states, None
+        self.record_states(self.random.changed() if states is None else states)
+        self._start_operations(self._step)
+        return True
+
+    def meet(self, optimizer: Optimizer) -> None:
+        """Name an optimizer that has been made, in whatever thread."""
+        self._optimizers.see(optimizer)
+        self.joined.meet(is_within_step=self.is_within)
+
+    def record_states(self, states: Mapping[str, State]) -> None:
+        """Record states of random-number generators, by name."""
+        for name, state in states.items():
+            self._recorder.record_seen("rollout", Observation(name, Digested("state", (), *state), Scope.CONTEXT))
+
+    def end_or_wait(
+        self, stepped: Sequence[Optimizer], leaves_gradients: Callable[[Sequence[Optimizer]], bool]
+    ) -> None:
+        """Note that optimizers have stepped: the step of the trace is over, unless others are waited for.
+
+        `leaves_gradients` says whether any of these optimizers has gradients that it has not applied.
+        """
+
+        def others_follow() -> bool:
+            optimizers = self._optimizers.living()
+            return leaves_gradients([each for each in optimizers if not self.joined.has(self._optimizers.see(each))])
+
+        self.is_over = not self.joined.waits([self._optimizers.see(each) for each in stepped], others_follow)
+        if not self.is_over:
+            self._states = {**(self._states or {}), **self.random.changed()}
+            self._start_operations(self._step + 1)  # of a step that has begun, if no other optimizer follows
+            self.in_phase("forward")
+
+    def join(self, optimizer: Optimizer) -> None:
+        """Before an optimizer steps, end the step of the trace that waits, unless this optimizer joins it."""
+        was_waiting = self.joined.is_waiting
+        if not self.joined.join(self._optimizers.see(optimizer)) and was_waiting:
+            self.is_over = True
+            self.finish()
+
+    def settle(self) -> None:
+        """Before anything else happens: end the step of the trace that waits for other optimizers."""
+        if self._is_finishing:  # the values of the curve that a step ends with
+            return
+        was_waiting = self.joined.is_waiting
+        self.joined.end()
+        if was_waiting:
+            self.is_over = True
+            self.finish()
+
+    def finish(self) -> None:
+        """End the step of the trace, if it is over, and begin the next."""
+        if self.is_over:
+            if self._step_of_operations == self._step:
+                self.stop_operations()
+            self._guard(self._finish)
+
+    def _finish(self) -> None:
+        self.is_within = self.is_over = False
+        loss, self.loss = self.loss, None
+        self._is_finishing = True
+        self._recorder.end_step(**({} if loss is None else {"loss": loss}))
+        self._is_finishing = False
+        self._step += 1
+        if self._log.is_recording:
+            self.begin()
+
+    # ---------------------------------------------------------------------------------------------------- operations
+
+    def in_phase(self, phase: str) -> None:
+        """Operations are of this phase from now on."""
+        if self.operations is not None:
+            self.operations.phase = phase
+
+    def stop_operations(self) -> None:
+        """Record no operations any more."""
+        if self.operations is not None:
+            self.operations.stop()
+            self.operations, self._stopped = None, self.operations
+
+    def take_off(self) -> None:
+        """Take off what has recorded operations, if that was not possible yet."""
+        if self._stopped is not None and self._stopped.leave():
+            self._stopped = None
+
+    def _start_operations(self, step: int) -> None:
+        if step == self._log.orders.op_step and self.operations is None:
+            self.operations, self._step_of_operations = self._log.operations(step), step
+            self.operations.start()
+
+
+# ----------------------------------------------------------------------------------------------- the automatic recorder
 
 Named = list[tuple[str, torch.Tensor]]
 SKIPPED = "skipped"
@@ -499,3 +899,113 @@ def _is_data(value: Any) -> bool:
     if type(value) is not torch.Tensor or value.grad_fn is not None or value.is_meta:
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+# ---------------------------------------------------------------------------------------- the recording of this process
+# The recording of this process: there is one, or none.
+
+
+@dataclass(slots=True)
+class _Active:
+    log: ProcessLog | None = None
+    foreign: AutomaticRecorder | None = None
+
+
+_active = _Active()
+
+
+def start_recording(orders: RunSpec) -> None:
+    """Record this process from here on, by hooks in torch; called once, right after torch has been imported."""
+    log = ProcessLog(orders)
+    if without_effect := set_flags(orders.level):
+        log.give_up(f"the level {orders.level} had no effect on {', '.join(without_effect)}")
+    _active.log, _active.foreign = log, AutomaticRecorder(log)
+    _active.foreign.install()
+    if orders.sentinel:
+        from harness.recording.sentinel import SentinelConfig, start_sentinel
+
+        config = SentinelConfig(orders.sentinel, Path(orders.directory))
+        start_sentinel(config, _active.foreign.pause)
+    metrics = PrintedMetrics(orders.metrics, log.log_values, log.note_metrics)
+    metrics.watch_streams(has_json=not orders.has_entry)
+
+
+def open_recorder(place: Place | None = None) -> Recorder | NullRecorder:
+    """The recorder of this process, for a program that names its steps and phases itself.
+
+    The hooks in torch record nothing from then on. `place` is that of this process among those that record together.
+    """
+    log, foreign = _active.log, _active.foreign
+    if log is None:
+        return NullRecorder()
+    begun = None
+    if foreign is not None:
+        begun = foreign.hand_over()
+        _active.foreign = None
+    orders = log.orders
+
+    if place is not None:
+        log.place = place
+    log.callbacks = callbacks = make_callbacks(orders.callbacks, is_first=place is None)
+
+    def operations(step: int) -> OpMode | None:
+        return (begun or log.operations(step)) if step == orders.op_step else None
+
+    keeps = frozenset(orders.keep).__contains__
+    last_step = orders.last_step if place is None else None  # the first process ends the run
+    log.recorder = Recorder(
+        log, keeps=keeps, operations=operations, last_step=last_step, callbacks=callbacks, share=_share, close=log.close
+    )
+    log.recorder.describe = partial(setattr, log, "content")
+    return log.recorder
+
+
+def _share(num_others: int) -> list[partial[Recorder | NullRecorder]]:
+    """Make this process the first of those that record together; again, if the others have died and start again."""
+    log, num_ranks = _active.log, num_others + 1
+    assert log is not None, "its recorder is open"
+    continues = log.place is not None
+    log.place = Place(0, num_ranks)
+    if continues:
+        log.repeat()
+    return [partial(open_recorder, Place(rank, num_ranks, continues)) for rank in range(1, num_ranks)]
+
+
+def log_values(values: Mapping[str, Float]) -> None:
+    """Log values of the curve, where this process records."""
+    if _active.log is not None:
+        _active.log.log_values(values)
+
+
+def see_rollout(phase: str, name: str, value: Any) -> None:
+    """Record what a known trainer has sampled, rewarded or weighed, if the hooks in torch are at work."""
+    if _active.foreign is not None:
+        _active.foreign.guarded(_active.foreign.see_rollout, phase, name, value)
+
+
+def watch(name: str, value: Any) -> None:
+    """Watch a value of the program, if the hooks in torch are at work."""
+    if _active.foreign is not None:
+        _active.foreign.watched.watch(name, value)
+
+
+def meet_generators() -> None:
+    """A module that brings a random-number generator has just been imported."""
+    if _active.foreign is not None:
+        _active.foreign.guarded(_active.foreign.meet_generators)
+
+
+@contextmanager
+def paused_hooks() -> Iterator[None]:
+    """Let the hooks in torch rest."""
+    pause = _active.foreign.pause if _active.foreign is not None else lambda is_paused: None
+    pause(True)
+    try:
+        yield
+    finally:
+        pause(False)
+
+
+def active_log() -> ProcessLog | None:
+    """Where values of the curve go; None where nothing is recorded."""
+    return _active.log

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from harness.recording.callbacks import RecorderCallback
-from harness.recording.conditions import INF, NAN, Stop, parse_condition, unknown_names
+from harness.recording.metrics import INF, NAN, Stop, parse_condition, unknown_names
 from harness.recording.notices import say
 from harness.recording.process import rank_and_world_size
+from harness.recording.recorder import RecorderCallback
 from harness.recording.run_spec import RunEnded
 from harness.recording.tensors import NOT_OF_DTYPE
-from harness.trace.chain import RecordedValue, Scope
+from harness.trace.format import RecordedValue, Scope
 from harness.trace.values import Float, shown
 
 NOT_FINITE = "NonFiniteError"

@@ -7,16 +7,145 @@ torch.compile traces the Python of a program, these functions included: whatever
 import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from harness.recording.batch_origins import tasks_of
-from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
-from harness.recording.compiled import CompiledSteps, breaks_graph, keep_uncompiled
+from harness.recording.metrics import LogValues, floats
+
+# -------------------------------------------------------------------------------------------------------- torch.compile
+# Hooks in programs that use torch.compile: Dynamo traces the Python that it compiles, and must not trace a hook.
+#
+# | a hook is called | then |
+# |---|---|
+# | while Dynamo traces | it asks `torch.compiler.is_compiling()`, a constant there, and adds nothing to the graph |
+# | at a graph break of compiled code | `keep_uncompiled` has Dynamo leave its frame to Python, and it works as usual |
+# | never, since the step of its optimizer is compiled whole | `CompiledSteps` knows, at each run of the compiled code |
+#
+# Most of torch's optimizers break the graph in each step. A wrapper around that part is called at a graph break.
+
+NOT_RECORDED = (
+    "torch.compile has compiled the optimizer's step, and nothing within compiled code can be recorded:"
+    " call step() outside the compiled function"
+)
+
+
+_COMPILED_CALL = "compile_wrapper"
+"""The frame that torch._dynamo.eval_frame has for each call of a compiled function."""
+
+
+class CompiledSteps:
+    """Whether a step of an optimizer was carried out by compiled code.
+
+    A hook assigns `have_run` while it is traced. Dynamo repeats the assignment whenever the compiled code runs; that
+    needs no operation of the graph and no guard.
+    """
+
+    def __init__(self) -> None:
+        self.have_run = False
+
+
+def keep_uncompiled(code: CodeType, *, with_callees: bool) -> None:
+    """Have Dynamo leave the frames of this code to Python; with those of all that it calls if `with_callees`.
+
+    Frames that Dynamo inlines while it traces a caller are not affected.
+    """
+    dynamo: Any = torch._C._dynamo.eval_frame
+    if not hasattr(dynamo, "set_code_exec_strategy"):  # torch before 2.7
+        dynamo.skip_code(code)
+        return
+    leave, usual = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
+    dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(leave, leave if with_callees else usual))
+
+
+def is_in_compiled_call() -> bool:
+    """Return whether a function that torch.compile made is on the stack of this thread.
+
+    When it returns, it restores the dispatch keys that it was called with: no dispatch mode may begin or end within it.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    name = getattr(dynamo, "__file__", None)
+    frame: FrameType | None = sys._getframe() if name else None
+    while frame is not None:
+        if frame.f_code.co_name == _COMPILED_CALL and frame.f_code.co_filename == name:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def breaks_graph(function: Any) -> bool:
+    """Return whether a function, or one that it wraps, calls torch._dynamo.graph_break()."""
+    while function is not None:
+        if "graph_break" in getattr(getattr(function, "__code__", None), "co_names", ()):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+# ------------------------------------------------------------------------------------------------------------- closures
+# The closure that a program gives to `Optimizer.step`: it computes the loss and its gradients within the step.
+
+Closure = Callable[..., Any]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class HookedClosure:
+    """Calls two hooks around each call of a closure, and passes for the closure in all else.
+
+    `after` is given whether the closure returned. The result, exceptions and attributes are those of the closure.
+    """
+
+    def __init__(self, closure: Closure, before: Callable[[], None], after: Callable[[bool], None]) -> None:
+        self._closure = closure
+        self._before, self._after = before, after
+        for hook in (before, after):
+            keep_uncompiled(hook.__code__, with_callees=True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self._closure(*args, **kwargs)
+        self._before()
+        has_returned = False
+        try:
+            result = self._closure(*args, **kwargs)
+            has_returned = True
+        finally:
+            self._after(has_returned)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_closure":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._closure, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._closure == (other._closure if isinstance(other, HookedClosure) else other))
+
+    def __hash__(self) -> int:
+        return hash(self._closure)
+
+
+keep_uncompiled(HookedClosure.__call__.__code__, with_callees=False)
+
+
+def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Closure | None:
+    """Return the closure among the arguments of `Optimizer.step`, the optimizer being the first; None without one."""
+    given = args[1] if len(args) > 1 else kwargs.get("closure")
+    return given if callable(given) and not isinstance(given, torch.nn.Module) else None
+
+
+def replace_closure(args: Sequence[Any], kwargs: Mapping[str, Any], closure: Closure) -> Arguments:
+    """Return the arguments of `Optimizer.step` with this closure instead of their own."""
+    if len(args) > 1:
+        return (args[0], closure, *args[2:]), dict(kwargs)
+    return tuple(args), {**kwargs, "closure": closure}
+
+
+# ------------------------------------------------------------------------------------------------------- hooks in torch
 
 Begin = Callable[[Optimizer, Sequence[Any], dict[str, Any]], Arguments | None]
 
@@ -197,6 +326,12 @@ def hook_loaders(receive: Callable[[Any, Any, dict[int, Any]], None]) -> None:
     loader.__next__ = _replace(original, next_batch)  # type: ignore[method-assign]
 
 
+def tasks_of(iterator: Any) -> dict[int, Any]:
+    """Return what a DataLoader's workers were asked for and have not handed out: batch -> (worker, ...)."""
+    tasks = getattr(iterator, "_task_info", None)
+    return dict(tasks) if isinstance(tasks, dict) else {}
+
+
 def _is_graph(module: Any) -> bool:
     """Return whether torch.compile made this module, and may call it with tensors that have no memory."""
     graphs = sys.modules.get("torch.fx.graph_module")
@@ -217,3 +352,66 @@ def _leave_to_python(*hooks: Callable[..., Any]) -> None:
 def _optimizer_classes() -> list[type[Optimizer]]:
     found = [each for each in vars(torch.optim).values() if isinstance(each, type) and issubclass(each, Optimizer)]
     return [each for each in found if each is not Optimizer]
+
+
+# --------------------------------------------------------------------------------------------------- hooks in libraries
+# Hooks in libraries: the curve from what TensorBoard and transformers' trainers are given, and TRL's rollouts.
+#
+# What TRL's trainers sample, reward and weigh is read where a trainer hands it on. Written against TRL 1.16;
+# where a later one has other names, its rollouts are not recorded, which is said once.
+
+See = Callable[[str, str, Any], None]
+"""Takes phase, name and value of what was sampled, rewarded or weighed."""
+PHASES = {
+    "prompt_ids": "rollout",
+    "prompt_mask": "rollout",
+    "completion_ids": "rollout",
+    "completion_mask": "rollout",
+    "sampling_per_token_logps": "rollout",
+    "ref_per_token_logps": "reference",
+    "rewards": "reward",
+    "advantages": "advantage",
+}
+"""Phase of each value that is recorded."""
+GENERATED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+TRAINERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "GRPOTrainer": {"_calculate_rewards": ("rewards",), "_generate_and_score_completions": ()},
+    "RLOOTrainer": {"_calculate_rewards": ("rewards",), "_generate_and_score_completions": ()},
+    "OnlineDPOTrainer": {"_generate": GENERATED, "_calculate_rewards_from_functions": ("rewards",)},
+}
+"""By class: its methods, and the names of what each returns; none where it returns a dictionary."""
+
+
+def hook_rollouts(module: ModuleType, _: LogValues, record: See) -> None:
+    """See what the trainers of a module generate and score."""
+    for kind in TRAINERS.keys() & vars(module).keys():
+        for method, names in TRAINERS[kind].items():
+            look_at_calls(vars(module)[kind], method, after=_see_result(names, record))
+
+
+def _see_result(names: tuple[str, ...], record: See) -> Callable[..., None]:
+    def see(result: Any, *_: Any, **__: Any) -> None:
+        values = dict(zip(names, result if len(names) > 1 else (result,), strict=False)) if names else result
+        for name, phase in PHASES.items():
+            if values.get(name) is not None:
+                record(phase, name, values[name])
+
+    return see
+
+
+def hook_tensorboard(module: ModuleType, log: LogValues, _: See) -> None:
+    """See the scalars that a SummaryWriter is given."""
+
+    def see(_: Any, writer: Any, tag: str, scalar_value: Any, *args: Any, **kwargs: Any) -> None:
+        log(floats({tag.removeprefix("train/"): scalar_value}))
+
+    look_at_calls(module.SummaryWriter, "add_scalar", after=see)
+
+
+def hook_trainer(module: ModuleType, log: LogValues, _: See) -> None:
+    """See what a transformers Trainer, or one of TRL's, logs."""
+
+    def see(handler: Any, args: Any, state: Any, control: Any, logs: Any, *more: Any, **kwargs: Any) -> None:
+        log(floats(logs))
+
+    look_at_calls(module.CallbackHandler, "on_log", see)

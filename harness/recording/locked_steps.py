@@ -30,15 +30,12 @@ import torch
 from torch.optim import Optimizer
 
 from harness.bits.files import UNLIMITED, read_text
-from harness.recording.callbacks import RecorderCallback
-from harness.recording.compiled import CompiledSteps
-from harness.recording.cuda_state import is_capturing
-from harness.recording.hooks import hook_optimizers, hook_outermost_steps
+from harness.recording.automatic import OptimizerSettings
+from harness.recording.hooks import CompiledSteps, hook_optimizers, hook_outermost_steps
 from harness.recording.names import ParameterNames
-from harness.recording.optimizer_values import OptimizerSettings
 from harness.recording.process import rank_and_world_size
-from harness.recording.program_modes import outside_modes
-from harness.recording.random_states import read_states
+from harness.recording.program_state import is_capturing, outside_modes, read_states
+from harness.recording.recorder import RecorderCallback
 from harness.recording.run_spec import RunEnded
 
 LINES = "steps.jsonl"

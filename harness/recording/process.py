@@ -17,16 +17,13 @@ from typing import NamedTuple
 from harness.bits.errors import TraceError
 from harness.bits.files import write_replacing
 from harness.bits.redaction import redact_argv, redact_fields
-from harness.recording.callbacks import RecorderCallback
-from harness.recording.cuda_state import gpus_in_use
 from harness.recording.notices import say
-from harness.recording.op_log import OpLog
-from harness.recording.op_mode import OpMode
-from harness.recording.recorder import Held, Kept, Recorder
+from harness.recording.operations import OpLog, OpMode
+from harness.recording.program_state import gpus_in_use
+from harness.recording.recorder import Held, Kept, Recorder, RecorderCallback
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
-from harness.trace.chain import RecordedValue
 from harness.trace.fingerprint import fingerprint
-from harness.trace.layout import UNFINISHED, log_name
+from harness.trace.format import UNFINISHED, RecordedValue, log_name
 from harness.trace.manifest import Fingerprint, Manifest, with_gpus
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter

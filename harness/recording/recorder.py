@@ -8,7 +8,10 @@ A value is digested when it is recorded, where it lies, and is left as it is; no
 has values on a GPU is written when the next one ends, or with the next value of the curve: nothing waits for them.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ctypes import string_at
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -16,15 +19,74 @@ import torch
 
 from harness.bits.digests import RAW, digest
 from harness.bits.errors import TraceError
-from harness.recording.callbacks import RecorderCallback
+from harness.bits.shard_sums import on_host
 from harness.recording.notices import say_once
-from harness.recording.op_mode import OpMode
-from harness.recording.program_modes import outside_modes
+from harness.recording.operations import OpMode
+from harness.recording.program_state import outside_modes
 from harness.recording.run_spec import RunEnded
-from harness.recording.sharded_digest import PlacedShard, digest_placed, place
-from harness.recording.tensors import MISSING, Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
-from harness.trace.chain import RecordedValue, Scope
+from harness.recording.tensors import (
+    MISSING,
+    Digested,
+    PlacedShard,
+    digest_placed,
+    digest_tensor,
+    ends_at,
+    is_plain,
+    place,
+    strided_parts,
+    tensor_bytes,
+)
+from harness.trace.format import RecordedValue, Scope
 from harness.trace.values import FLOATS, Float
+
+# ------------------------------------------------------------------------------------------------------------ callbacks
+# What looks on while a process records: the one seam for those who want more than a trace of it.
+#
+#     Recorder(sink, watchers=[Breakpoints(...), ...])
+#
+#     begin_step ─▶ on_begin_step    record ─▶ (its value is digested) ─▶ on_value    end_step ─▶ on_end_step
+#
+# A watcher sees the program's own tensors. It may raise RunEnded, which ends the run right there.
+
+
+class RecorderCallback:
+    """Looks on, and does nothing; what a watcher is for, it overrides."""
+
+    pauses = False
+    """Whether it lets a person stop the program: of processes that record together, only the first has it."""
+
+    def on_begin_step(self, step: int) -> None:
+        """A step begins."""
+
+    def on_value(self, recorded_value: RecordedValue, value: Any) -> None:
+        """A value was digested; `value` is a whole tensor or a text; None for a part of a tensor."""
+
+    def on_end_step(self, step: int, values: Mapping[str, Float]) -> None:
+        """A step has been handed to the sink; `values` are those of the curve."""
+
+    def on_values(self, values: Mapping[str, Float]) -> None:
+        """Values of the curve, of the step that has ended last: those that it ended with, and what is printed later."""
+
+    def on_break_off(self, step: int, error: BaseException | None) -> None:
+        """The program has gone no further than the middle of this step: because of `error`, or in order."""
+
+
+def make_callbacks(told: Mapping[str, Mapping[str, Any]], *, is_first: bool = True) -> list[RecorderCallback]:
+    """Those that the orders of a process name: "module:class" -> the keyword arguments, plain values, of its making.
+
+    `is_first`: whether the process is the first of those that record together.
+    """
+    kinds = {name: _class_of(name) for name in told}
+    return [kinds[name](**fields) for name, fields in told.items() if is_first or not kinds[name].pauses]
+
+
+def _class_of(name: str) -> type[RecorderCallback]:
+    module, _, kind = name.partition(":")
+    found: type[RecorderCallback] = getattr(import_module(module), kind)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------- the recorder
 
 KEPT_PHASES = frozenset(("rollout", "reward", "advantage"))
 MAX_KEPT_BYTES = 2**16
@@ -428,3 +490,128 @@ def _digest_of_text(name: str, value: Any) -> Digested:
         )
     algorithm, digested = digest(data)
     return Digested(kind, (len(data),), algorithm, digested)
+
+
+# ----------------------------------------------------------------------------------------------------- cache of digests
+# Cache of digests: those of values that were not written since they were digested.
+#
+# torch counts the writes that it knows of. Those that go past it, through `.data` or a kernel of one's own, are looked
+# for in a sample of the words: they copy or scale whole tensors. What would be missed is a write to a few elements of a
+# large tensor, past torch. On a GPU every value is digested anew: it reads 1 GB in 0.3 ms, and nothing has to wait.
+
+MIN_BYTES = 2**16
+"""Below this, digesting is as fast as looking."""
+SAMPLE_BYTES = 64
+
+
+class _Mark(NamedTuple):
+    """By what a value is known again."""
+
+    address: int
+    num_bytes: int
+    version: int
+    sample: bytes
+
+
+class _Known(NamedTuple):
+    mark: _Mark
+    digested: Digested
+
+
+DigestCache = dict[str, _Known]
+"""Values by name; none of them is held."""
+
+
+class Group(NamedTuple):
+    """Values that are looked at together with others."""
+
+    values: Sequence[tuple[str, Any]]
+    scope: Scope = Scope.LOGICAL
+    cache: DigestCache | None = None
+    """Remembers them; None: they are digested and forgotten."""
+    is_anew: bool = False
+    """Whether they are digested although the cache knows them."""
+
+
+class _Part(NamedTuple):
+    """One value of a group."""
+
+    group: Group
+    name: str
+    value: Any
+    mark: _Mark | None
+    """None where the digest is not remembered."""
+
+    @property
+    def known(self) -> _Known | None:
+        """What the cache knows of the value, if it is as it was."""
+        if self.mark is None or self.group.cache is None or self.group.is_anew:
+            return None
+        known = self.group.cache.get(self.name)
+        return known if known is not None and known.mark == self.mark else None
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(self.name, self.value, self.group.scope)
+
+
+def look_at_groups(groups: Sequence[Group]) -> list[list[Observation]]:
+    """What the values of each group are."""
+    parts = [
+        _Part(group, name, value, None if group.cache is None else _mark(value))
+        for group in groups
+        for name, value in group.values
+    ]
+    known = [part.known for part in parts]
+    fresh = iter(look_at([part.asked for part, each in zip(parts, known, strict=True) if each is None]))
+    results = [
+        _remembered(part, next(fresh)) if each is None else _again(part, each)
+        for part, each in zip(parts, known, strict=True)
+    ]
+    rest = iter(results)
+    return [[seen for _ in group.values for seen in next(rest)] for group in groups]
+
+
+def _again(part: _Part, known: _Known) -> list[Observation]:
+    value, scope = place(part.value, part.group.scope)
+    return [Observation(part.name, known.digested, scope, value if isinstance(value, torch.Tensor) else None)]
+
+
+def _remembered(part: _Part, seen: list[Observation]) -> list[Observation]:
+    if (cache := part.group.cache) is not None:
+        if part.mark is not None and seen[0].digested.dtype not in MISSING:
+            cache[part.name] = _Known(part.mark, seen[0].digested)
+        else:
+            cache.pop(part.name, None)
+    return seen
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that holds the elements: of a DTensor, this rank's part."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and isinstance(tensor, distributed.DTensor):
+        local: torch.Tensor = tensor._local_tensor
+        return local
+    return tensor
+
+
+def _mark(tensor: Any) -> _Mark | None:
+    """None for a value that is no tensor, or not worth it, or whose writes nobody counts, or that has no memory."""
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    local = _memory(tensor)
+    num_bytes = local.numel() * local.element_size()
+    if not on_host(local) or num_bytes < MIN_BYTES:
+        return None
+    if tensor.is_inference() or local.is_inference() or local.layout is not torch.strided:
+        return None
+    if type(local).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl or local.is_meta:
+        return None
+    if not local.is_contiguous() or local.is_conj() or local.is_neg():
+        return None
+    if ends_at(local) > local.untyped_storage().nbytes():  # its memory was given back
+        return None
+    address = local.data_ptr()
+    version = tensor._version if local is tensor else tensor._version + local._version
+    places = (address, address + num_bytes // 2, address + num_bytes - SAMPLE_BYTES)
+    return _Mark(address, num_bytes, version, b"".join([string_at(at, SAMPLE_BYTES) for at in places]))

@@ -36,24 +36,19 @@ import torch
 
 from harness.bits.errors import HarnessError, UsageError
 from harness.bits.text import count, nearest, one_line
-from harness.recording.active import active_log, paused_hooks
-from harness.recording.callbacks import RecorderCallback
-from harness.recording.op_source import shown_file
-from harness.recording.op_values import OpValues
+from harness.recording.automatic import active_log, paused_hooks
+from harness.recording.operations import OpValues, shown_file
 from harness.recording.process import rank_and_world_size
-from harness.recording.program_modes import outside_modes
-from harness.recording.random_states import kept_generators
+from harness.recording.program_state import kept_generators, outside_modes
+from harness.recording.recorder import RecorderCallback
 from harness.recording.run_spec import RunEnded
 from harness.recording.tensors import NOT_OF_DTYPE, digest_tensor, dtype_name, tensor_bytes
-from harness.trace.attribution import TEXTS
-from harness.trace.chain import PHASES, RecordedValue
-from harness.trace.element_diff import compare, coordinates
-from harness.trace.global_values import global_root, global_values
-from harness.trace.layout import MANIFEST, UNFINISHED
-from harness.trace.non_finite import find_non_finite
-from harness.trace.ops import Operation, OpValue, read_ops
+from harness.trace.diff import global_root, global_values
+from harness.trace.explanation import TEXTS
+from harness.trace.format import MANIFEST, PHASES, UNFINISHED, RecordedValue
+from harness.trace.ops import Operation, OpValue, find_non_finite, read_ops
 from harness.trace.reader import read_trace
-from harness.trace.values import ELEMENT_BYTES, shown
+from harness.trace.values import ELEMENT_BYTES, compare, coordinates, shown
 
 MAX_ELEMENTS = 64
 """Of so many elements all are shown."""

@@ -5,7 +5,7 @@ A log is read once, frame by frame, and only the heads of its steps are kept; a 
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -13,26 +13,35 @@ from pathlib import Path
 from harness.bits.digests import RAW
 from harness.bits.errors import TraceError
 from harness.bits.files import MAX_JSON_BYTES, open_regular, read_regular
-from harness.trace.chain import RecordedValue, next_chain, raw_value
-from harness.trace.curve import CurvePoint, bad_line, parse_curve
 from harness.trace.format import (
+    CURVE,
     DONE,
     HEADER,
     MAGIC,
+    MANIFEST,
     STEP,
+    TENSORS,
     Columns,
+    CurvePoint,
+    DamagedTensor,
     FramePosition,
+    RecordedValue,
     StepHead,
+    bad_line,
     complete_frames,
+    log_name,
     malformed,
+    next_chain,
+    parse_curve,
+    raw_value,
     read_columns,
+    read_digested,
     read_kind,
     read_num_steps,
     read_step_head,
+    tensors_name,
 )
-from harness.trace.layout import CURVE, MANIFEST, TENSORS, log_name, tensors_name
 from harness.trace.manifest import Manifest, parse_manifest, refuse_newer
-from harness.trace.tensor_file import DamagedTensor, read_digested
 
 MAX_TEXT_BYTES = 2**30
 """Limit on a curve; that of a million steps has about 300 MB."""
@@ -300,3 +309,59 @@ def _text(path: Path, max_bytes: int) -> str | None:
 
 def _in(path: Path, error: TraceError) -> TraceError:
     return TraceError(f"{path}: {error.what}", legal=error.legal, remedy=error.remedy)
+
+
+# ----------------------------------------------------------------------------------------------------- parts of a trace
+# Some steps or ranks of a trace, as a trace of their own: to compare what a run did again with what it had done.
+#
+#     recorded   0 1 2 3 4 5 6 7 8 9
+#     again            3 4 5           ──▶ diff(excerpt(recorded, 3, 5), again)
+#
+# Nothing is copied: values and tensors are read from their original files.
+
+
+def excerpt(trace: Trace, first: int, last: int) -> Trace:
+    """Return the steps `first` to `last` of a trace, both included. It is complete if it has all of the last one.
+
+    TraceError where it has none of them.
+    """
+    logs = {rank: _cut(log, first, last) for rank, log in trace.ranks.items()}
+    if not any(log.heads for log in logs.values()):
+        known = f"{trace.steps[0]} to {trace.steps[-1]}" if trace.steps else "none"
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        raise TraceError(f"{trace.directory} has no {steps}", legal=f"the steps that it has: {known}")
+    manifest = trace.manifest
+    if manifest is not None and last in trace.steps:
+        manifest = replace(manifest, complete=True)
+    curve = tuple(point for point in trace.curve if first <= point.step <= last)
+    has_lost = not curve or curve[-1].step < last
+    return Trace(trace.directory, manifest, logs, curve, trace.curve_ends_at if has_lost else None)
+
+
+def common_ranks(a: Trace, b: Trace) -> tuple[Trace, Trace]:
+    """Return two traces reduced to the ranks of both, if their world sizes are equal and logs are missing.
+
+    Traces with shards are returned unchanged: only all ranks together show whether shards were cut differently.
+    """
+    if a.manifest is None or b.manifest is None or a.manifest.world_size != b.manifest.world_size:
+        return a, b
+    ranks = sorted(a.ranks.keys() & b.ranks.keys())
+    if not ranks or min(len(a.ranks), len(b.ranks)) >= a.manifest.world_size:
+        return a, b
+    if any(head.num_shards for trace in (a, b) for log in trace.ranks.values() for head in log.heads.values()):
+        return a, b
+    one, other = (replace(manifest, world_size=len(ranks)) for manifest in (a.manifest, b.manifest))
+    logs_a, logs_b = ({rank: trace.ranks[rank] for rank in ranks} for trace in (a, b))
+    return replace(a, manifest=one, ranks=logs_a), replace(b, manifest=other, ranks=logs_b)
+
+
+def _cut(log: RankLog, first: int, last: int) -> RankLog:
+    """The same log with these steps only; what comes after them is no part of it, be it torn or not."""
+    heads = {step: head for step, head in log.heads.items() if first <= step <= last}
+    is_whole = last in heads
+    return replace(
+        log,
+        heads=heads,
+        is_closed=is_whole or log.is_closed,
+        num_skipped_bytes=0 if is_whole else log.num_skipped_bytes,
+    )

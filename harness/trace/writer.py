@@ -16,13 +16,31 @@ from typing import Self
 from harness.bits.digests import ADDITIVE
 from harness.bits.errors import TraceError
 from harness.bits.files import open_for_writing, write_replacing
-from harness.trace.chain import PHASES, RecordedValue, Scope, chain_start, next_chain, step_root
-from harness.trace.curve import TAKEN, CurvePoint, curve_line
-from harness.trace.format import HEADER, StepHead, done_payload, frame, step_payload
-from harness.trace.layout import CURVE, MANIFEST, TENSORS, log_name, tensors_name
+from harness.trace.format import (
+    CURVE,
+    HEADER,
+    MANIFEST,
+    PHASES,
+    TAKEN,
+    TENSORS,
+    CurvePoint,
+    Kept,
+    RecordedValue,
+    Scope,
+    StepHead,
+    chain_start,
+    curve_line,
+    done_payload,
+    frame,
+    log_name,
+    next_chain,
+    step_payload,
+    step_root,
+    tensors_name,
+    write_tensors,
+)
 from harness.trace.manifest import Manifest, finished, manifest_text
 from harness.trace.reader import read_log
-from harness.trace.tensor_file import Kept, write_tensors
 from harness.trace.values import Float
 
 _REFUSED = (FileExistsError, PermissionError, NotADirectoryError, FileNotFoundError)

@@ -55,7 +55,7 @@ def train(args: argparse.Namespace, directory: Path) -> int:
     """The measured process: rlharness's hooks are in, and are laid to rest for every other step."""
     import torch
 
-    from harness.recording.active import _active
+    from harness.recording.automatic import _active
     from tests.benchmarks.op_level import Training
 
     torch.set_num_threads(1)

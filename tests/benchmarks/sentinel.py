@@ -29,7 +29,7 @@ def train(args: argparse.Namespace, directory: Path) -> int:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from harness.recording.sentinel.sentinel import SentinelConfig, start_sentinel
+    from harness.recording.sentinel import SentinelConfig, start_sentinel
     from tests.benchmarks.op_level import Training
 
     distributed.init_process_group("gloo")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.recording.sentinel.sentinel_report import read_findings
+from harness.recording.sentinel_report import read_findings
 from tests.support.recorded_programs import Ran, compared, program, record, run
 
 pytest.importorskip("torch")

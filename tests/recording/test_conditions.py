@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
-from harness.recording.conditions import (
+from harness.recording.metrics import (
     OPERATORS,
     Condition,
     Stop,

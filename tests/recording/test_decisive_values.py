@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 
 from harness.trace import read_trace
-from harness.trace.chain import RecordedValue, Scope
-from harness.trace.context import BATCH_ORIGIN
 from harness.trace.diff import diff
-from harness.trace.element_diff import numbers
-from harness.trace.reasons import CauseCode, VerdictCode
+from harness.trace.format import BATCH_ORIGIN, RecordedValue, Scope
 from harness.trace.resumption import align
-from harness.trace.verdict import Kind, Verdict
+from harness.trace.values import numbers
+from harness.trace.verdict import CauseCode, Kind, Verdict, VerdictCode
 from tests.support.recorded_programs import ROOT, run
 from tests.support.verified import verify
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.lab.experiment.recording_result import Recording, finish
-from harness.recording import training_threads
-from harness.recording.optimizer_steps import JoinedSteps, OptimizerNames
+from harness.recording import program_state
+from harness.recording.automatic import JoinedSteps, OptimizerNames
 from harness.recording.process import write_report
+from harness.recording.program_state import TrainingThreads
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
-from harness.recording.training_threads import TrainingThreads
 from harness.trace import read_trace
-from harness.trace.chain import Scope
+from harness.trace.format import Scope
 from tests.support.recorded_programs import compared, program, record, run
 from tests.support.verified import verify
 
@@ -217,7 +217,7 @@ def test_a_thread_of_the_autograd_engine_belongs_to_the_one_that_called_backward
     threads = TrainingThreads()
     assert threads.admit(is_within_step=False)
     num_threads = len(threading.enumerate())
-    monkeypatch.setattr(training_threads, "is_in_backward", lambda: True)
+    monkeypatch.setattr(program_state, "is_in_backward", lambda: True)
     assert in_thread(lambda: threads.admit(is_within_step=True) and not threads.is_another)
     monkeypatch.undo()
     assert threads.admit(is_within_step=True), "it trains still"

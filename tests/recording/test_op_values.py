@@ -17,9 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.two_tensor import TwoTensor
 
 from harness.fixtures import StartRanks
-from harness.recording.op_log import OpLog
-from harness.recording.op_mode import OpMode
-from harness.recording.op_values import OpValues
+from harness.recording.operations import OpLog, OpMode, OpValues
 from harness.recording.tensors import digest_tensor
 from harness.trace.ops import compare_ops, read_ops
 from tests.recording.counted_gpu import pretend_gpu
@@ -269,7 +267,7 @@ def test_tensors_of_an_operation_on_a_gpu_are_digested_together(monkeypatch: pyt
     }
     on_host = [OpValues().read(tensor)[0].split() for tensor in inputs.values()]
     gpu = pretend_gpu(monkeypatch)
-    monkeypatch.setattr("harness.recording.op_values.on_host", lambda tensor: False)
+    monkeypatch.setattr("harness.recording.operations.on_host", lambda tensor: False)
     values = OpValues()
     values.fetch(inputs.values())
     texts = [values.read(tensor)[0].split() for tensor in inputs.values()]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.fixtures.ranks import Ranks, start_ranks
-from harness.recording.sentinel.sentinel_report import Fault, Finding, Moment, Repeated, read_findings
+from harness.recording.sentinel_report import Fault, Finding, Moment, Repeated, read_findings
 from tests.support.watched_replicas import Case, Trained, train_watched
 
 pytest.importorskip("torch")

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 import torch
 
-from harness.recording.sentinel.replicas import (
+from harness.recording.sentinel import (
     Change,
     Copy,
     Key,
     Windows,
+    classify,
     differences,
     digests_of,
     is_equal,
     split_changes,
     summarize,
 )
-from harness.recording.sentinel.sentinel import classify
-from harness.recording.sentinel.sentinel_report import (
+from harness.recording.sentinel_report import (
     BUNDLES,
     MANIFEST,
     Difference,

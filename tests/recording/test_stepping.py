@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from harness.recording import stepping
-from harness.recording.random_states import kept_generators
+from harness.recording.program_state import kept_generators
 from harness.recording.recorder import Recorder
 from harness.recording.stepping import ANSWERS, ORDERS, Stepping
 from harness.trace.reader import Trace

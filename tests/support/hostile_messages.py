@@ -15,9 +15,9 @@ from harness.lab.experiment.recording_result import read_reports
 from harness.machine.gpu_health import MachineHealth
 from harness.machine.network.interfaces import read_nccl_settings
 from harness.process.program_output import output_tail
-from harness.recording.conditions import Stop, read_stop
+from harness.recording.metrics import Stop, read_stop
 from harness.recording.run_spec import PROCESSES, Report
-from harness.recording.sentinel.sentinel_report import (
+from harness.recording.sentinel_report import (
     BUNDLES,
     MANIFEST,
     Difference,
@@ -29,7 +29,7 @@ from harness.recording.sentinel.sentinel_report import (
     read_findings,
 )
 from harness.runner.config import load_config
-from harness.trace.mapped_libraries import identify
+from harness.trace.fingerprint import identify
 from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
 
 

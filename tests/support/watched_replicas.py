@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from harness.recording.run_spec import ReplicasDiffer
-from harness.recording.sentinel.sentinel import Sentinel, SentinelConfig
+from harness.recording.sentinel import Sentinel, SentinelConfig
 from tests.support.programs.replicas import train
 
 

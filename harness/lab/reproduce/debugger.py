@@ -27,7 +27,7 @@ from harness.lab.reproduce.reproduction import REPRODUCTIONS, ReproduceOptions, 
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.invocation import Invocation
 from harness.process.program_output import output_tail
-from harness.recording.entry_call import read_rejection
+from harness.recording.run_spec import read_rejection
 
 STEPPING = "harness.recording.stepping:Stepping"
 ORDERS, ANSWERS = "orders.pipe", "answers.pipe"

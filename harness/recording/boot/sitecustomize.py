@@ -108,9 +108,8 @@ def main() -> None:
         make_importable()
         return PACKAGE.name
 
-    load(HERE.parent / "post_import.py").after_import(
-        load(HERE.parent / "boot_hooks.py").import_hooks(orders, bring_package, lambda problem: report(orders, problem))
-    )
+    hooks = load(HERE.parent / "boot_hooks.py")
+    hooks.after_import(hooks.import_hooks(orders, bring_package, lambda problem: report(orders, problem)))
 
 
 try:
