@@ -922,10 +922,9 @@ def start_recording(orders: RunSpec) -> None:
     _active.log, _active.foreign = log, AutomaticRecorder(log)
     _active.foreign.install()
     if orders.sentinel:
-        from harness.recording.sentinel import SentinelConfig, start_sentinel
+        from harness.recording.sentinel import start_sentinel
 
-        config = SentinelConfig(orders.sentinel, Path(orders.directory))
-        start_sentinel(config, _active.foreign.pause)
+        start_sentinel(orders.sentinel, Path(orders.directory))
     metrics = PrintedMetrics(orders.metrics, log.log_values, log.note_metrics)
     metrics.watch_streams(has_json=not orders.has_entry)
 

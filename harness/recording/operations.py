@@ -21,7 +21,6 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -31,14 +30,15 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
+from xxhash import xxh3_64_hexdigest
 
-from harness.bits.digests import DIGEST_BYTES, RAW, XXH3_128, digest
+from harness.bits.digests import RAW, digest
 from harness.bits.shard_sums import on_host
 from harness.recording.hooks import is_in_compiled_call
 from harness.recording.program_state import is_capturing
 from harness.recording.tensors import MISSING, digest_placed, dtype_name, ends_at, tensor_bytes
 from harness.trace.ops import OPS, VERSION, ops_name
+from harness.trace.writer import AppendedFile
 
 # -------------------------------------------------------------------------------------------------------------- the log
 # The record of one step's operations: a line of JSON each, in the file of one rank.
@@ -58,14 +58,12 @@ class OpLog:
 
     def __init__(self, directory: Path, *, rank: int, step: int, say: Callable[[str], None]) -> None:
         self.path = directory / OPS / ops_name(rank, step)
-        self.num_ops = 0
-        self.ended_by = ""
-        """Why nothing is recorded any more; empty while it is."""
-        self._say = say
-        self._fd = -1
+        self.num_ops, self.ended_by, self._say = 0, "", say
+        """`ended_by`: why nothing is recorded any more; empty while it is."""
+        self._file: AppendedFile | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._file = AppendedFile(self.path)
         except OSError as error:
             self._end(error.strerror or "unknown")
         self._write({"k": "head", "version": VERSION, "rank": rank, "step": step})
@@ -75,39 +73,27 @@ class OpLog:
         if self._write(operation):
             self.num_ops += 1
 
-    def give_up(self, problem: str) -> None:
-        """End the record before its time: `problem` says why."""
+    def close(self, problem: str = "") -> None:
+        """End the record, in order or because of a problem. Once is enough."""
         if self._write({"k": "end", "num_ops": self.num_ops, "problem": problem}):
             self._end(problem)
 
-    def close(self) -> None:
-        """End the record in order. Once is enough."""
-        if self._write({"k": "end", "num_ops": self.num_ops, "problem": ""}):
-            self.ended_by = "closed"
-            self._close()
-
     def _write(self, line: Mapping[str, Any]) -> bool:
         """Hand a line to the kernel; says whether the record goes on after it."""
-        if self.ended_by:
-            return False
-        left = memoryview(_ENCODER.encode(line).encode() + b"\n")
-        try:
-            while left:
-                left = left[os.write(self._fd, left) :]
-        except OSError as error:
-            self._end(error.strerror or "unknown")
+        if self._file is not None and not self.ended_by:
+            try:
+                self._file.append(_ENCODER.encode(line).encode() + b"\n")
+            except OSError as error:
+                self._end(error.strerror or "unknown")
         return not self.ended_by
 
     def _end(self, problem: str) -> None:
-        self.ended_by = problem
-        self._close()
-        self._say(f"recording of operations ended after {self.num_ops}, the program continues: {problem} ({self.path})")
-
-    def _close(self) -> None:
-        if self._fd >= 0:
-            with suppress(OSError):
-                os.close(self._fd)
-            self._fd = -1
+        self.ended_by = problem or "closed"
+        if self._file is not None:
+            self._file.close()
+        if problem:
+            what = f"recording of operations ended after {self.num_ops}, the program continues"
+            self._say(f"{what}: {problem} ({self.path})")
 
 
 # --------------------------------------------------------------------------------------------------------- source lines
@@ -276,13 +262,8 @@ def _next_sequence_number() -> int:
 #     "f32 64,128 xxh3_128 <32 hexadecimal digits> nan inf"   some elements are not finite: NaN, Inf or both
 #     "f32 64,128 none unwritten"                             no value: why not
 #
-# The bytes that are digested are those in the order of the memory, so that a transposed weight is not copied. On the
-# host a digest is used again while torch knows of no write: the storage lives, the range and the tensor's version are
-# the same, and no operation seen here has written to it. A sample of the bytes is compared as well, against those who
-# write without torch knowing: NumPy, compiled kernels. Below 64 KiB, and on GPUs, nothing is used again.
+# The bytes that are digested are those in the order of the memory, so that a transposed weight is not copied.
 
-MIN_CACHED_BYTES = 2**16
-NUM_SAMPLED_BYTES = 64
 MAX_MEMORIES = 2**14
 """So many storages are remembered before the dead ones are dropped."""
 ALIGNMENT = 64
@@ -296,18 +277,7 @@ OUTSIDE = -1
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 """Floats that torch does not add."""
-_ZERO = b"\0"
 _NOTHING = f"{RAW} {bytes(16).hex()}"
-
-
-@dataclass(slots=True)
-class _Known:
-    """A digest, and what must still be so for it to hold."""
-
-    version: int
-    num_writes: int
-    sample: bytes
-    text: str
 
 
 @dataclass(slots=True)
@@ -316,11 +286,8 @@ class _Memory:
 
     reference: StorageWeakRef
     maker: int = OUTSIDE
-    num_writes: int = 0
     content: str = ""
     """What it holds where that is no value: one of WORKING_MEMORY, UNWRITTEN, UNFINISHED."""
-    known: dict[tuple[int, int], _Known] | None = None
-    """By address and size in bytes; most memory never needs any."""
 
 
 class OpValues:
@@ -330,8 +297,6 @@ class OpValues:
         self._memories: dict[int, _Memory] = {}
         self._max_memories = MAX_MEMORIES
         self._heads: dict[tuple[torch.dtype, torch.Size], str] = {}
-        self._arrays: dict[int, type[ctypes.Array[ctypes.c_char]]] = {}
-        """By length: ctypes forgets a type that nobody holds, and making one takes longer than a digest."""
         self._fetched: dict[int, str] = {}
         """By id: algorithms and digests of tensors on GPUs that are read next."""
 
@@ -345,7 +310,7 @@ class OpValues:
             return self._not_read(tensor, memory.content), memory.maker
         if ends_at(tensor) > storage.nbytes():  # FSDP gives memory back under living tensors
             return self._not_read(tensor, "freed"), memory.maker
-        return f"{self._head(tensor)} {self._describe(tensor, memory)}", memory.maker
+        return f"{self._head(tensor)} {self._describe(tensor)}", memory.maker
 
     def fetch(self, tensors: Iterable[torch.Tensor]) -> None:
         """Digest those of an operation's tensors that lie on GPUs, with two waits for all; `read` then has them."""
@@ -367,9 +332,7 @@ class OpValues:
         if not _obstacle(tensor):
             memory = self._memory(tensor.untyped_storage())
             memory.maker = index
-            memory.num_writes += 1
             memory.content = content
-            memory.known = None
 
     def _memory(self, storage: torch.UntypedStorage) -> _Memory:
         key = storage._cdata
@@ -392,7 +355,7 @@ class OpValues:
     def _not_read(self, tensor: torch.Tensor, why: str) -> str:
         return f"{self._head(tensor)} {NONE} {why}"
 
-    def _describe(self, tensor: torch.Tensor, memory: _Memory) -> str:
+    def _describe(self, tensor: torch.Tensor) -> str:
         """Algorithm, digest and layout."""
         if not tensor.numel():
             return _NOTHING
@@ -406,37 +369,8 @@ class OpValues:
         address, num_bytes = dense.data_ptr(), dense.numel() * dense.element_size()
         if address % ALIGNMENT:
             layout += f" align={address % ALIGNMENT}"
-        if num_bytes <= DIGEST_BYTES:  # the record has the value itself
-            return _digest_text(ctypes.string_at(address, num_bytes)) + layout
-        if num_bytes < MIN_CACHED_BYTES:
-            return _digest_text(ctypes.string_at(address, num_bytes)) + _not_finite(dense) + layout
-        if (kind := self._arrays.get(num_bytes)) is None:
-            kind = self._arrays[num_bytes] = ctypes.c_char * num_bytes
-        array = kind.from_address(address)
-        is_copy = dense is not tensor and dense.untyped_storage()._cdata != memory.reference.cdata
-        if is_copy or tensor.is_inference():
-            return _digest_text(array) + _not_finite(dense) + layout
-
-        def describe() -> str:
-            return _digest_text(array) + _not_finite(dense)
-
-        return _remembered(memory, array, (address, tensor._version), describe) + layout
-
-
-def _remembered(
-    memory: _Memory, array: "ctypes.Array[ctypes.c_char]", at: tuple[int, int], describe: Callable[[], str]
-) -> str:
-    """What `describe` says of a range of a storage, `at` an address in a version; asked where it may have changed."""
-    address, version = at
-    num_bytes = len(array)
-    sample = memoryview(array)[:: num_bytes // NUM_SAMPLED_BYTES | 1].tobytes()
-    known = memory.known.get((address, num_bytes)) if memory.known else None
-    if known and (known.version, known.num_writes, known.sample) == (version, memory.num_writes, sample):
-        return known.text
-    text = describe()
-    found = _Known(version, memory.num_writes, sample, text)
-    memory.known = {**(memory.known or {}), (address, num_bytes): found}
-    return text
+        algorithm, value = digest((ctypes.c_char * num_bytes).from_address(address))
+        return f"{algorithm} {value.hex()}{'' if algorithm == RAW else _not_finite(dense)}{layout}"
 
 
 def _described(tensors: Sequence[torch.Tensor]) -> list[str]:
@@ -465,12 +399,6 @@ def _not_finite_of_all(tensors: Sequence[torch.Tensor]) -> list[str]:
         for (index, _), is_finite in zip(totals, torch.stack([each for _, each in totals]).tolist(), strict=True)
     }
     return ["" if are_finite.get(index, True) else _not_finite(each) for index, each in enumerate(tensors)]
-
-
-def _digest_text(data: "bytes | ctypes.Array[ctypes.c_char]") -> str:
-    if len(data) <= DIGEST_BYTES:
-        return f"{RAW} {bytes(data).ljust(DIGEST_BYTES, _ZERO).hex()}"
-    return f"{XXH3_128} {xxh3_128_hexdigest(data)}"
 
 
 def _not_finite(tensor: torch.Tensor) -> str:
@@ -730,10 +658,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._is_on:
             return
         if (other := _get_current_dispatch_mode()) is not None:
-            self._log.give_up(f"the program has an active dispatch mode of its own, {type(other).__name__}")
+            self._log.close(f"the program has an active dispatch mode of its own, {type(other).__name__}")
             return
         if is_in_compiled_call():
-            self._log.give_up("the step begins within a function that torch.compile has compiled")
+            self._log.close("the step begins within a function that torch.compile has compiled")
             return
         self._is_on = True
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -783,7 +711,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return what(*arguments)
         except Exception as error:  # whatever it is: a program must end as it would have ended unrecorded
             self._is_on = False
-            self._log.give_up(f"{type(error).__name__}: {error}")
+            self._log.close(f"{type(error).__name__}: {error}")
             return None
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> "_Call | None":

@@ -1,40 +1,41 @@
 """The sentinel: replicas that must agree compare digests around the steps of optimizers.
 
-| at a step of the cadence                      | equal         | different                                       |
-|---|---|---|
-| before it: all, gradients and flags included  | it is applied | it is not applied, the program ends             |
-| after it: weights, moments                    | continues     | it is repeated: equal → continues, else it ends |
+At a step of the cadence, ranks compare all they hold before it, gradients and training flags included, and weights and
+moments after it. If they differ, a step that was not made is not applied, and every rank ends.
 
     summaries ─▶ equal: done
-        └─▶ tables ─▶ read again ─▶ equal: transient, the program continues
-                          └─▶ tensors into the bundle ─▶ repeat ─▶ manifest ─▶ repaired, or every rank ends
+        └─▶ tables ─▶ tensors into the bundle ─▶ manifest ─▶ every rank ends
 
-A closure computes gradients within the step; they are compared after its first call. Hooks read, and write only after
-a difference was found. All ranks decide from the same gathered values, over a Gloo group of the sentinel's own, so that
-no collective of the program is delayed or reordered. A rank that has died is noticed by its closed connection; one that
-does not come is waited for as long as the program's own collectives wait.
+A closure computes gradients within the step; they are compared after its first call. Hooks read, and write nothing.
+All ranks decide from the same gathered values, over a Gloo group of the sentinel's own, so that no collective of the
+program is delayed or reordered. A rank that has died is noticed by its closed connection; one that does not come is
+waited for as long as the program's own collectives wait.
 
     step-20-before_step/
-        manifest.json           the finding: differences, digests, ranks and hosts, what was repeated; of all ranks
+        manifest.json           the finding: differences, digests, ranks and hosts
         rank-0.safetensors      differing parameters of this rank: weight, gradient and moments; its random states
+
+DistributedDataParallel      all ranks of its process group
+reduced by all_reduce        the ranks of that group, once the program has reduced a parameter's gradient itself
+DTensor (FSDP2, HSDP, TP)    the ranks of its mesh that hold the same shard
+everything else              unknown: ranks may differ on purpose, and nothing is compared
+
+With parameters go the training flags and buffers of their module. A buffer counts from when it has been equal: batch
+statistics are a rank's own.
 """
 
 import atexit
-import copy as copying
-import functools
 import inspect
 import os
 import platform
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed
@@ -45,43 +46,26 @@ from xxhash import xxh3_128_hexdigest
 
 from harness.bits.errors import UsageError
 from harness.bits.files import write_replacing
-from harness.recording.hooks import CompiledSteps, hook_outermost_steps
+from harness.recording.hooks import CompiledSteps, hook_outermost_steps, look_at_calls
 from harness.recording.names import ParameterNames, living_modules, unwrapped
 from harness.recording.notices import say
-from harness.recording.program_state import is_used, read_states
+from harness.recording.program_state import is_used
 from harness.recording.run_spec import ReplicasDiffer
-from harness.recording.sentinel_report import (
-    BUNDLES,
-    MANIFEST,
-    Difference,
-    Fault,
-    Finding,
-    Location,
-    Moment,
-    Repeated,
-    bundle_name,
-    finding_line,
-    suspects_of,
-)
+from harness.recording.sentinel_report import BUNDLES, MANIFEST, Difference, Finding, Location, Moment, finding_line
 from harness.recording.tensors import digest_placed, strided_parts, tensor_bytes
 from harness.trace.format import RecordedValue, Scope, write_tensors
 
-# ------------------------------------------------------------------------------------------------------------- replicas
-# Which tensors of an optimizer must agree, on which ranks, and which of them differ.
-#
-# DistributedDataParallel      all ranks of its process group
-# reduced by all_reduce        the ranks of that group, once the program has reduced a parameter's gradient itself
-# DTensor (FSDP2, HSDP, TP)    the ranks of its mesh that hold the same shard
-# a shard of one rank alone    a single copy, which is compared with itself from one step to the next
-# everything else              unknown: ranks may differ on purpose, and nothing is compared
-#
-# With parameters go the training flags and buffers of their module. A buffer counts from when it has been equal: batch
-# statistics are a rank's own.
-#
-# torch counts the writes that it knows of: a single copy that was written is not compared. Programs also write past
-# torch, through `.data`: they do so on several ranks at once, and accidents happen on one. A tensor that changed on
-# several ranks in the same step is taken as written, and not watched any more.
-
+NOTHING_TO_COMPARE = (
+    "sentinel: nothing to compare: no parameter of this optimizer is in a DistributedDataParallel, is a DTensor"
+    " (fully_shard) or has its gradient reduced by torch.distributed.all_reduce; declare replicas with"
+    " harness.recording.watch_replicas"
+)
+ALL_REDUCE = inspect.signature(distributed.all_reduce) if distributed.is_available() else inspect.Signature()
+COMPILED = "sentinel: torch.compile has compiled an optimizer's step, and compiled steps are not compared"
+MAX_BYTES = 2**30
+"""Of the tensors that a rank keeps; further ones are left out, and their digests stand in the manifest."""
+MAX_DIFFERENCES = 64
+"""So many differences stand in a manifest."""
 WEIGHT, GRADIENT, MOMENT, BUFFER, FLAG = "weight", "gradient", "moment", "buffer", "training flag of"
 Ranks = tuple[int, ...]
 
@@ -102,15 +86,8 @@ class Copy(NamedTuple):
     key: Key
     domain: Ranks
     """Ranks that compare it together: of the process group or the mesh."""
-    tensor: torch.Tensor
-    """As the program has it."""
     local: torch.Tensor
     """Memory of this rank."""
-
-    @property
-    def is_single(self) -> bool:
-        """Return whether no other rank holds the same elements."""
-        return len(self.key.replicas) == 1 < len(self.domain)
 
 
 Table = Mapping[Key, str]
@@ -124,7 +101,7 @@ class Replicas:
         self._names = ParameterNames()
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Ranks]] = {}
         """Ranks by the id of a parameter; none of a DTensor, whose mesh says it, and of one that is unknown."""
-        self._reduced: list[tuple[int, int, Ranks]] = []
+        self.reduced: list[tuple[int, int, Ranks]] = []
         """(address, elements, ranks) of the tensors that the program reduced since the last step."""
         self._unlike: set[str] = set()
         self._equal: set[str] = set()
@@ -134,24 +111,14 @@ class Replicas:
         """Have these parameters compared among these ranks, also without a wrapper."""
         self._known |= {id(each): (weakref.ref(each), ranks) for each in parameters}
 
-    def note_reduced(self, tensor: torch.Tensor, ranks: Ranks) -> None:
-        """The program has had a tensor reduced over these ranks."""
-        self._reduced.append((tensor.untyped_storage().data_ptr(), tensor.numel(), ranks))
-
-    def forget_reduced(self) -> None:
-        """A step has ended."""
-        self._reduced.clear()
-
     def _find_reduced(self, parameters: Sequence[torch.Tensor]) -> None:
         """Learn whose gradients were reduced, one by one or as one flat tensor of all."""
         unknown = [each for each in parameters if self._ranks(each) == () and not is_placed(each)]
-        gradients = {id(each): each.grad for each in unknown if each.grad is not None}
-        num_elements = sum(each.numel() for each in gradients.values())
-        for address, size, ranks in self._reduced:
-            for each in unknown:
-                grad = gradients.get(id(each))
-                if grad is not None and (size == num_elements or address == grad.untyped_storage().data_ptr()):
-                    self._known[id(each)] = (weakref.ref(each), ranks)
+        gradients = [(each, each.grad) for each in unknown if each.grad is not None]
+        num_elements = sum(each.numel() for each, _ in gradients)
+        for address, size, ranks in self.reduced:
+            found = [e for e, grad in gradients if size == num_elements or address == _address(grad)]
+            self.declare(found, ranks)
 
     def admitted(self, copies: Sequence[Copy], found: Sequence[Difference]) -> list[Difference]:
         """Return the differences that count: those of buffers that have been equal. All ranks decide alike."""
@@ -161,7 +128,7 @@ class Replicas:
         return [each for each in found if each.kind != BUFFER or each.name not in self._unlike]
 
     def copies(self, optimizer: Optimizer, kinds: Sequence[str]) -> list[Copy]:
-        """Return the tensors of an optimizer that are to be compared or watched, in the order of its parameters."""
+        """Return the tensors of an optimizer that are to be compared, in the order of its parameters."""
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         self._names.assign(parameters)
         if unknown := [each for each in parameters if self._ranks(each) is None]:
@@ -195,6 +162,10 @@ class Replicas:
     def _ranks(self, parameter: torch.Tensor) -> Ranks | None:
         reference, ranks = self._known.get(id(parameter), (None, ()))
         return ranks if reference is not None and reference() is parameter else None
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _wrapped_parameters() -> dict[int, Ranks]:
@@ -232,7 +203,7 @@ def _tensors(
 
 
 def _copies(kind: str, name: str, tensor: torch.Tensor, parameter: torch.Tensor, ranks: Ranks) -> list[Copy]:
-    """What is held of a tensor; nothing where it is not known who holds it too."""
+    """What is held of a tensor; nothing where no other rank is known to hold it too."""
     domain = replicas = ranks
     placed: Any = next((each for each in (tensor, parameter) if is_placed(each)), None)
     local: torch.Tensor = placed.to_local() if placed is tensor else tensor  # type: ignore[attr-defined]
@@ -242,7 +213,7 @@ def _copies(kind: str, name: str, tensor: torch.Tensor, parameter: torch.Tensor,
             replicas = _ranks_of(placed.device_mesh, placed.placements)
     if not replicas or local.is_meta or (local.nbytes and not local.untyped_storage().nbytes()):
         return []
-    return [Copy(Key(kind, name, replicas), domain, tensor, local)]
+    return [Copy(Key(kind, name, replicas), domain, local)]
 
 
 def is_placed(tensor: torch.Tensor) -> bool:
@@ -261,12 +232,13 @@ def _ranks_of(mesh: Any, placements: Sequence[Any] | None = None) -> Ranks:
     return tuple(sorted(mesh.mesh[index].flatten().tolist()))
 
 
-# ----------------------------------------------------------------------------------------------------------- comparison
+# ---------------------------------------------------------------------------------------------------------- comparison
 
 
 def digests_of(copies: Sequence[Copy]) -> dict[Key, str]:
-    """Return the digest of what this rank holds of each tensor, with its dtype and shape."""
-    parts = [(copy.key, suffix, part) for copy in copies for suffix, part in strided_parts(copy.local)]
+    """Return the digest of what this rank holds of each tensor that others hold too, with its dtype and shape."""
+    shared = [copy for copy in copies if len(copy.key.replicas) > 1]
+    parts = [(copy.key, suffix, part) for copy in shared for suffix, part in strided_parts(copy.local)]
     found: dict[Key, str] = {}
     for (key, suffix, _), seen in zip(parts, digest_placed([part for *_, part in parts]), strict=True):
         text = f"{seen.dtype} {list(seen.shape)} {seen.algorithm} {bytes(seen.digest).hex()}"
@@ -275,15 +247,14 @@ def digests_of(copies: Sequence[Copy]) -> dict[Key, str]:
 
 
 def summarize(table: Table) -> dict[Ranks, str]:
-    """Return one digest for each set of replicas; single copies have none.
+    """Return one digest for each set of replicas.
 
     Names, kinds and replica sets are part of it, in order: two equal changes, or two tensors that were exchanged, do
     not cancel.
     """
     texts: dict[Ranks, list[str]] = {}
     for key, digest in table.items():
-        if len(key.replicas) > 1:
-            texts.setdefault(key.replicas, []).append(f"{key.kind} {len(key.name)} {key.name} {digest}\n")
+        texts.setdefault(key.replicas, []).append(f"{key.kind} {len(key.name)} {key.name} {digest}\n")
     return {replicas: xxh3_128_hexdigest("".join(each).encode()) for replicas, each in texts.items()}
 
 
@@ -301,92 +272,19 @@ def differences(tables: Mapping[int, Table]) -> list[Difference]:
     A rank without a tensor, such as one whose optimizer keeps only a part of the moments, has no say about it.
     """
     found = []
-    for key in dict.fromkeys(key for table in tables.values() for key in table if len(key.replicas) > 1):
+    for key in dict.fromkeys(key for table in tables.values() for key in table):
         digests = {rank: tables[rank][key] for rank in key.replicas if rank in tables and key in tables[rank]}
         if len(set(digests.values())) > 1:
-            found.append(Difference(key.kind, key.name, digests, suspects_of(digests.items())))
+            found.append(Difference.of(key.kind, key.name, digests))
     return found
-
-
-# -------------------------------------------------------------------------------------------------------- single copies
-
-
-class Change(NamedTuple):
-    """A single copy that changed without a write."""
-
-    kind: str
-    name: str
-    since_step: int
-    """Step after which it was digested."""
-    after: str
-    """Digest before the next one."""
-
-
-class Windows:
-    """Watches single copies from the end of each step to the beginning of the next one."""
-
-    def __init__(self) -> None:
-        self._seen: dict[Key, tuple[int, object, str]] = {}
-        """Step after which it was digested, what it is known by, digest."""
-        self.held: dict[Ranks, list[Change]] = {}
-        """What changed, by domain, until its ranks compare."""
-        self._written: set[tuple[str, str]] = set()
-        """(kind, name) of what programs write past torch."""
-
-    def note(self, step: int, copies: Sequence[Copy]) -> None:
-        """Digest single copies after a step."""
-        watched = [each for each in copies if each.is_single and each.key[:2] not in self._written]
-        marks = {each.key: mark for each in watched if (mark := _mark(each)) is not None}
-        digests = digests_of([each for each in watched if each.key in marks])
-        self._seen = {key: (step, mark, digests[key]) for key, mark in marks.items()}
-
-    def look(self, copies: Sequence[Copy]) -> None:
-        """Digest them again before the next step, and hold what changed."""
-        unwritten = [each for each in copies if each.key in self._seen and _mark(each) == self._seen[each.key][1]]
-        digests = digests_of(unwritten)
-        for each in unwritten:
-            step, _, before = self._seen[each.key]
-            if (now := digests[each.key]) != before:
-                self.held.setdefault(each.domain, []).append(Change(each.key.kind, each.key.name, step, now))
-
-    def ignore(self, changes: Sequence[Change]) -> None:
-        """Stop watching what the program writes itself."""
-        self._written |= {each[:2] for each in changes}
-
-
-def split_changes(by_rank: Mapping[int, Sequence[Change]]) -> tuple[dict[int, list[Change]], list[Change]]:
-    """Return (what changed on one rank alone, by rank; what changed on several in the same step)."""
-    where = [each[:3] for changes in by_rank.values() for each in changes]
-    written = {each[:2] for each in where if where.count(each) > 1}
-    alone = {rank: [each for each in changes if each[:2] not in written] for rank, changes in by_rank.items()}
-    shared = [each for changes in by_rank.values() for each in changes if each[:2] in written]
-    return {rank: changes for rank, changes in alone.items() if changes}, shared
-
-
-def _mark(copy: Copy) -> object:
-    """By what a copy is known again that was not written; None where torch does not count writes."""
-    if copy.tensor.is_inference() or copy.local.is_inference() or copy.local.layout is not torch.strided:
-        return None
-    return copy.local.data_ptr(), copy.tensor._version, copy.local._version
-
-
-# --------------------------------------------------------------------------------------------------------- the sentinel
-
-NOTHING_TO_COMPARE = (
-    "sentinel: nothing to compare: no parameter of this optimizer is in a DistributedDataParallel, is a DTensor"
-    " (fully_shard) or has its gradient reduced by torch.distributed.all_reduce; declare replicas with"
-    " harness.recording.watch_replicas"
-)
-ALL_REDUCE = inspect.signature(distributed.all_reduce) if distributed.is_available() else inspect.Signature()
-COMPILED = "sentinel: torch.compile has compiled an optimizer's step, and compiled steps are not compared"
-MAX_BYTES = 2**30
-"""Of the tensors that a rank keeps; further ones are left out, and their digests stand in the manifest."""
-MAX_DIFFERENCES = 64
-"""So many differences stand in a manifest."""
 
 
 class PeerLost(Exception):
     """Not every rank came to a comparison: one died, or does other work."""
+
+    def __init__(self, error: Exception) -> None:
+        lines = str(error).strip().splitlines() or ["no reason given"]
+        super().__init__(f"{type(error).__name__}: {lines[0]}")
 
 
 class Peers:
@@ -400,7 +298,7 @@ class Peers:
                 list(ranks), timeout=self._timeout, backend="gloo", use_local_synchronization=True
             )
         except (RuntimeError, ValueError) as error:
-            raise PeerLost(_first_line(error)) from None
+            raise PeerLost(error) from None
         self.locations: tuple[Location, ...] = tuple(self.gather(this_location()).values())
 
     def gather(self, value: Any) -> dict[int, Any]:
@@ -410,22 +308,8 @@ class Peers:
             distributed.monitored_barrier(group=self._group, timeout=self._timeout, wait_all_ranks=True)
             distributed.all_gather_object(answers, value, group=self._group)
         except RuntimeError as error:  # torch.distributed.DistError is one
-            raise PeerLost(_first_line(error)) from None
+            raise PeerLost(error) from None
         return dict(zip(self.ranks, answers, strict=True))
-
-
-def hook_all_reduce(note: Callable[[Sequence[Any], Mapping[str, Any]], None]) -> None:
-    """Have the arguments of each call of all_reduce noted, before it is made as the program makes it."""
-    original = distributed.all_reduce
-
-    @functools.wraps(original)
-    def all_reduce(*args: Any, **named: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            note(args, named)
-        return original(*args, **named)
-
-    for module in (distributed, distributed.distributed_c10d):
-        module.all_reduce = all_reduce  # type: ignore[attr-defined]
 
 
 def _default_timeout() -> timedelta:
@@ -446,96 +330,31 @@ def this_location() -> Location:
     return Location(distributed.get_rank(), platform.node(), device)
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
-
-
-class KeptStep:
-    """Weights, moments and settings of an optimizer before a step."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        self._states = {each: dict(optimizer.state[each]) for each in self._parameters if each in optimizer.state}
-        self._groups = [
-            {name: copying.copy(value) for name, value in group.items() if name != "params"}
-            for group in optimizer.param_groups
-        ]
-        live = [*self._parameters, *(value for state in self._states.values() for value in state.values())]
-        self._tensors = [(each, each.detach().clone()) for each in live if isinstance(each, torch.Tensor)]
-
-    def repeat(self) -> None:
-        """Restore what was kept, and step again; whatever the optimizer raises."""
-        for parameter in self._parameters:
-            self._optimizer.state.pop(parameter, None)
-        self._optimizer.state.update({parameter: dict(state) for parameter, state in self._states.items()})
-        for group, settings in zip(self._optimizer.param_groups, self._groups, strict=True):
-            group.update(settings)
-        with torch.no_grad():
-            for tensor, kept in self._tensors:
-                tensor.copy_(kept)
-            inspect.unwrap(type(self._optimizer).step)(self._optimizer)
-
-
-def classify(
-    first: Mapping[int, Table], second: Mapping[int, Table], found: Sequence[Difference]
-) -> tuple[Fault, Ranks, bool]:
-    """Return (fault, ranks at fault, whether all ranks now hold what is right) of work that was done twice.
-
-    Right is what all ranks have after the second time, if it is what a rank had after the first time.
-    """
-    again = differences(second)
-    keys = {key for table in first.values() for key in table if any(key[:2] == (d.kind, d.name) for d in found)}
-    changed = {rank for rank in first for key in keys if key in first[rank] and first[rank][key] != second[rank][key]}
-    if not again and set(first) - changed:
-        return Fault.TRANSIENT, tuple(sorted(changed)), True
-    if again and (persistent := {*_named(again)} & {*_named(found)}) and not changed - persistent:
-        return Fault.PERSISTENT, tuple(sorted(changed or persistent)), False
-    return Fault.UNKNOWN, _named(found), False
-
-
-def _named(found: Sequence[Difference]) -> Ranks:
-    """Ranks that any of the differences suspects."""
-    return tuple(sorted({rank for each in found for rank in each.suspects}))
-
-
-@dataclass(frozen=True, slots=True)
-class SentinelConfig:
-    """How replicas are watched."""
-
-    every: int
-    """Cadence in steps of an optimizer: steps 0, N, 2N, ... are compared."""
-    directory: Path
-    """The directory of bundles is made in it."""
-    timeout_s: float | None = None
-    """How long a rank waits for the others; None for the timeout of the program's own process group."""
+# -------------------------------------------------------------------------------------------------------- the sentinel
 
 
 @dataclass(slots=True)
 class _Progress:
     """State of one optimizer."""
 
-    windows: Windows = field(default_factory=Windows)
-    has_single_copies: bool = True
-    """Whether it has tensors that no other rank holds; asked at every step of the cadence."""
     num_steps: int = 0
     is_due: bool = False
     """Whether the present step is compared."""
     awaits_gradients: bool = False
     """Whether a closure has still to compute the gradients of the present step."""
-    kept: KeptStep | None = None
     last_equal: int | None = None
 
 
 class Sentinel:
-    """Watches every optimizer of this process."""
+    """Watches every optimizer of this process: steps 0, N, 2N, ... of each are compared; bundles go into `directory`.
 
-    def __init__(self, config: SentinelConfig, rest: Callable[[bool], None] = lambda _: None) -> None:
-        self._config = config
-        self._rest = rest
-        """Pauses and resumes the recorder."""
+    `timeout_s` is how long a rank waits for the others; None for the timeout of the program's own process group.
+    """
+
+    def __init__(self, every: int, directory: Path, timeout_s: float | None = None) -> None:
+        self._every, self._directory, self._timeout_s = every, directory, timeout_s
         self.replicas = Replicas()
-        self._progress: WeakKeyDictionary[Optimizer, _Progress] = WeakKeyDictionary()
+        self._progress: weakref.WeakKeyDictionary[Optimizer, _Progress] = weakref.WeakKeyDictionary()
         self._peers: dict[Ranks, Peers] = {}
         self._compiled = CompiledSteps()
         self._step = 0
@@ -552,8 +371,9 @@ class Sentinel:
             lambda *step: self._guarded(self._after_closure, *step),
             self._compiled,
         )
-        hook_all_reduce(lambda args, named: self._guarded(self._note_reduced, args, named))
-        atexit.register(self._say_unreported)
+        for module in (distributed, distributed.distributed_c10d):
+            look_at_calls(module, "all_reduce", lambda *args, **named: self._guarded(self._note_reduced, args, named))
+        atexit.register(lambda: say(COMPILED) if self._compiled.have_run else None)
 
     def _note_reduced(self, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         """Note what the program reduces itself, if it has memory of its own and this rank takes part."""
@@ -561,14 +381,13 @@ class Sentinel:
         tensor, group = given["tensor"], given.get("group") or distributed.group.WORLD
         is_member = group is not distributed.GroupMember.NON_GROUP_MEMBER
         if is_member and tensor.layout is torch.strided and not is_placed(tensor):
-            self.replicas.note_reduced(tensor, tuple(sorted(distributed.get_process_group_ranks(group))))
+            ranks = tuple(sorted(distributed.get_process_group_ranks(group)))
+            self.replicas.reduced.append((_address(tensor), tensor.numel(), ranks))
 
     def stop(self) -> None:
         """Watch nothing any more."""
         self._is_off = True
         self._progress.clear()
-
-    # ------------------------------------------------------------------------------------------------------- hooks
 
     def _guarded(self, what: Callable[..., None], *arguments: Any) -> None:
         """Call one of the hooks. A lost rank, or a mistake, switches the sentinel off; the program continues."""
@@ -577,28 +396,20 @@ class Sentinel:
         try:
             with torch.no_grad():
                 what(*arguments)
-        except PeerLost as error:
-            self._switch_off(f"not every rank came to the comparison of step {self._step}: {error}")
         except Exception as error:  # whatever it is: only a finding may end the program
-            self._switch_off(f"{type(error).__name__}: {error}")
-
-    def _switch_off(self, why: str) -> None:
-        self.stop()
-        self.problem = why
-        say(f"sentinel switched off, the program continues: {why}")
-
-    # ----------------------------------------------------------------------------------------------------- the steps
+            self.stop()
+            is_lost = isinstance(error, PeerLost)
+            lost = f"not every rank came to the comparison of step {self._step}: {error}"
+            self.problem = lost if is_lost else f"{type(error).__name__}: {error}"
+            say(f"sentinel switched off, the program continues: {self.problem}")
 
     def _before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         progress = self._progress.setdefault(optimizer, _Progress())
-        progress.is_due = progress.num_steps % self._config.every == 0
+        progress.is_due = progress.num_steps % self._every == 0
         progress.awaits_gradients = has_closure and progress.is_due
-        if progress.has_single_copies:
-            progress.windows.look(self.replicas.copies(optimizer, (WEIGHT, MOMENT)))
         if progress.is_due:
             kinds = (FLAG, BUFFER, WEIGHT, MOMENT) if has_closure else (FLAG, BUFFER, WEIGHT, GRADIENT, MOMENT)
             self._check(optimizer, Moment.BEFORE_STEP, kinds)
-            progress.kept = None if has_closure else KeptStep(optimizer)
 
     def _after_closure(self, optimizer: Optimizer) -> None:
         """Compare the gradients of the first call; later ones have other weights."""
@@ -611,120 +422,45 @@ class Sentinel:
         progress = self._progress[optimizer]
         progress.num_steps += 1
         if progress.is_due:
-            kept, progress.kept = progress.kept, None
-            self._check(optimizer, Moment.AFTER_STEP, (WEIGHT, MOMENT), kept)
+            self._check(optimizer, Moment.AFTER_STEP, (WEIGHT, MOMENT))
             progress.last_equal = self._step
-        if progress.is_due or progress.has_single_copies:
-            copies = self.replicas.copies(optimizer, (WEIGHT, MOMENT))
-            progress.has_single_copies = any(each.is_single for each in copies)
-            progress.windows.note(self._step, copies)
-        self.replicas.forget_reduced()
+        self.replicas.reduced.clear()
         self._step += 1
 
-    def _check(self, optimizer: Optimizer, when: Moment, kinds: Sequence[str], kept: KeptStep | None = None) -> None:
+    def _check(self, optimizer: Optimizer, when: Moment, kinds: Sequence[str]) -> None:
         """Compare what an optimizer has of these kinds, in each domain."""
-        domains = sorted({each.domain for each in self.replicas.copies(optimizer, kinds) if len(each.domain) > 1})
+        copies = self.replicas.copies(optimizer, kinds)
+        domains = sorted({each.domain for each in copies if len(each.domain) > 1})
         if not domains and not self._has_warned:
             self._has_warned = True
-            if not _rank():
+            if not (distributed.is_available() and distributed.is_initialized() and distributed.get_rank()):
                 say(NOTHING_TO_COMPARE)
         for domain in domains:
             if domain not in self._peers:
-                self._peers[domain] = Peers(domain, self._config.timeout_s)
+                self._peers[domain] = Peers(domain, self._timeout_s)
+            last_equal = self._progress[optimizer].last_equal
+            self._compare(when, self._peers[domain], [each for each in copies if each.domain == domain], last_equal)
 
-            def read(domain: Ranks = domain) -> list[Copy]:
-                return [each for each in self.replicas.copies(optimizer, kinds) if each.domain == domain]
-
-            self._compare(self._progress[optimizer], when, self._peers[domain], read, kept)
-
-    def _compare(
-        self,
-        progress: _Progress,
-        when: Moment,
-        peers: Peers,
-        read: Callable[[], Sequence[Copy]],
-        kept: KeptStep | None,
-    ) -> None:
-        """Compare the ranks of a domain at one point; ReplicasDiffer for a finding that is not repaired."""
-
-        def conclude(found: Sequence[Difference], ranks: Iterable[int], how: tuple[Fault, Repeated, bool]) -> None:
-            fault, repeated, is_repaired = how
-            own = {name: f"{algorithm} {digest.hex()}" for name, (algorithm, digest) in read_states().items()}
-            finding = Finding(
-                step=self._step,
-                when=when,
-                suspects=tuple(each for each in peers.locations if each.rank in ranks),
-                differences=tuple(found[:MAX_DIFFERENCES]),
-                num_different=len({(each.kind, each.name) for each in found}),
-                fault=fault,
-                repeated=repeated,
-                is_repaired=is_repaired,
-                last_equal_step=progress.last_equal,
-                locations=peers.locations,
-                random_states=peers.gather(own),
-            )
-            if distributed.get_rank() == peers.ranks[0]:
-                self._tell(finding)
-            peers.gather(None)  # until all have written
-            if not is_repaired:
-                raise ReplicasDiffer
-
-        copies = read()
+    def _compare(self, when: Moment, peers: Peers, copies: Sequence[Copy], last_equal: int | None) -> None:
+        """Compare the ranks of a domain at one point; ReplicasDiffer for a finding."""
         table = digests_of(copies)
-        answers = peers.gather((summarize(table), progress.windows.held.pop(peers.ranks, [])))
-        alone, shared = split_changes({rank: held for rank, (_, held) in answers.items()})
-        progress.windows.ignore(shared)
-        unknown = (Fault.UNKNOWN, Repeated.NOTHING, False)
-        if alone:  # each of these ranks is sure of itself
-            found = [
-                Difference(each.kind, each.name, {rank: each.after}, (rank,), each.since_step)
-                for rank, changes in alone.items()
-                for each in changes
-            ]
-            self._write_copies(when, copies, found)
-            conclude(found, alone, unknown)
-        if is_equal({rank: summary for rank, (summary, _) in answers.items()}):
+        if is_equal(peers.gather(summarize(table))):
             self.replicas.admitted(copies, ())
-            return None
-        first = peers.gather(table)
-        if not (found := self.replicas.admitted(copies, differences(first))):  # or ranks keep parts of the moments
-            return None
-        second = peers.gather(digests_of(copies))
-        if not self.replicas.admitted((), differences(second)):
-            fault, ranks, is_repaired = classify(first, second, found)
-            return conclude(found, ranks, (fault, Repeated.READING, is_repaired))
+            return
+        if not (found := self.replicas.admitted(copies, differences(peers.gather(table)))):
+            return  # ranks keep parts of the moments
         self._write_copies(when, copies, found)
-        if kept is not None:
-            third = peers.gather(digests_of(read()) if self._repeat(kept) else None)
-            if None not in third.values():
-                fault, ranks, is_repaired = classify(first, third, found)
-                return conclude(found, ranks, (fault, Repeated.OPTIMIZER_STEP, is_repaired))
-        return conclude(found, _named(found), unknown)
+        suspected = {rank for each in found for rank in each.suspects}
+        suspects = tuple(each for each in peers.locations if each.rank in suspected)
+        shown = tuple(found[:MAX_DIFFERENCES])
+        finding = Finding(self._step, when, suspects, shown, len(found), last_equal, peers.locations)
+        if distributed.get_rank() == peers.ranks[0]:
+            self._tell(finding)
+        peers.gather(None)  # until all have written
+        raise ReplicasDiffer
 
-    def _repeat(self, kept: KeptStep) -> bool:
-        """Repeat a step; return whether that worked."""
-        try:
-            with self._resting():
-                kept.repeat()
-        except Exception:  # whatever an optimizer raises: then nothing is known
-            return False
-        return True
-
-    @contextmanager
-    def _resting(self) -> Iterator[None]:
-        """Pause the recorder and this sentinel: what is repeated is no step of the program."""
-        self._rest(True)
-        self._is_off = True
-        try:
-            yield
-        finally:
-            self._is_off = False
-            self._rest(False)
-
-    # ------------------------------------------------------------------------------------------------------ bundles
-
-    def _bundle(self, step: int, when: Moment) -> Path:
-        directory = self._config.directory / BUNDLES / bundle_name(step, when)
+    def _bundle(self, when: Moment) -> Path:
+        directory = self._directory / BUNDLES / f"step-{self._step}-{when}"
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
@@ -732,7 +468,7 @@ class Sentinel:
         """Say the finding, and write its manifest."""
         say(finding_line(finding))
         try:
-            bundle = self._bundle(finding.step, finding.when)
+            bundle = self._bundle(finding.when)
             write_replacing(bundle / MANIFEST, finding.to_text())
             say(f"sentinel: bundle in {bundle}")
         except OSError as error:
@@ -753,21 +489,9 @@ class Sentinel:
         kept += [_recorded("random", f"random.cuda{index}", state) for index, state in enumerate(states)]
         rank = distributed.get_rank()
         try:
-            write_tensors(self._bundle(self._step, when) / f"rank-{rank}.safetensors", kept)
+            write_tensors(self._bundle(when) / f"rank-{rank}.safetensors", kept)
         except OSError as error:
             say(f"sentinel: the tensors of rank {rank} cannot be written: {error.strerror}")
-
-    def _say_unreported(self) -> None:
-        """Say at the end of the process what it found and no comparison followed; and what it could not watch."""
-        if self._compiled.have_run:
-            say(COMPILED)
-        rank = _rank()
-        for progress in self._progress.values():
-            for each in (change for changes in progress.windows.held.values() for change in changes):
-                say(
-                    f"sentinel: {each.kind} {each.name} of this process{'' if rank is None else f', rank {rank},'}"
-                    f" changed after step {each.since_step} without a write; no comparison followed"
-                )
 
 
 def _recorded(phase: str, name: str, tensor: torch.Tensor) -> tuple[RecordedValue, memoryview]:
@@ -775,17 +499,13 @@ def _recorded(phase: str, name: str, tensor: torch.Tensor) -> tuple[RecordedValu
     return RecordedValue(phase, name, 0, *seen.settled(), scope=Scope.PHYSICAL), tensor_bytes(tensor)
 
 
-def _rank() -> int | None:
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
-
-
 _running: list[Sentinel] = []
 
 
-def start_sentinel(config: SentinelConfig, rest: Callable[[bool], None] = lambda _: None) -> Sentinel:
+def start_sentinel(every: int, directory: Path, timeout_s: float | None = None) -> Sentinel:
     """Start the sentinel of this process; return the one that runs already."""
     if not _running:
-        _running.append(Sentinel(config, rest))
+        _running.append(Sentinel(every, directory, timeout_s))
         _running[0].install()
     return _running[0]
 
@@ -801,7 +521,7 @@ def declare_replicas(
     """Start the sentinel, and have it compare these parameters too; what the arguments mean, `watch_replicas` says."""
     if every < 1:
         raise UsageError(f"every={every}", legal="a number of optimizer steps, 1 or more", remedy="every=10")
-    sentinel = start_sentinel(SentinelConfig(every, Path(directory).absolute(), timeout_s))
+    sentinel = start_sentinel(every, Path(directory).absolute(), timeout_s)
     if declared := list(parameters):
         if not (distributed.is_available() and distributed.is_initialized()):
             raise UsageError(

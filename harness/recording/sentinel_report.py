@@ -1,10 +1,10 @@
 """What a sentinel found, as it stands in the manifest of its bundle. The standard library only: both sides import this.
 
-rank 0 of the ranks that compare ──sentinel/step-K/manifest.json──▶ launcher
+rank 0 of the ranks that compare ──sentinel/step-K-WHEN/manifest.json──▶ launcher
 """
 
 import json
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,28 +25,6 @@ class Moment(StrEnum):
     """After an optimizer applied its gradients."""
 
 
-class Fault(StrEnum):
-    """What repeating showed."""
-
-    TRANSIENT = "transient"
-    """The same work, done again, gave equal bits."""
-    PERSISTENT = "persistent"
-    """The same work, done again, differed at the same rank again."""
-    UNKNOWN = "unknown"
-    """Nothing could be repeated, or what was repeated differed from the first time on all ranks."""
-
-
-class Repeated(StrEnum):
-    """What was repeated to distinguish a transient fault from a persistent one."""
-
-    READING = "reading"
-    """The tensors were digested again."""
-    OPTIMIZER_STEP = "optimizer_step"
-    """The optimizer repeated its step from weights and moments that were kept."""
-    NOTHING = "nothing"
-    """There was nothing to repeat."""
-
-
 @dataclass(frozen=True, slots=True)
 class Location:
     """Where a rank runs."""
@@ -62,20 +40,25 @@ class Difference:
     """A tensor of which ranks hold different bits."""
 
     kind: str
-    """weight, gradient or moment."""
+    """weight, gradient, moment, buffer or training flag."""
     name: str
     """Of the parameter; of a moment also its key."""
     digests: dict[int, str]
     """By rank: dtype, shape, algorithm and digest."""
     suspects: tuple[int, ...]
     """Ranks that differ from the majority; all of them where there is none."""
-    since_step: int | None = None
-    """Step after which a single copy changed without a write; None for a difference between replicas."""
+
+    @classmethod
+    def of(cls, kind: str, name: str, digests: dict[int, str]) -> "Difference":
+        """Return the difference with its suspects."""
+        digest, num = Counter(digests.values()).most_common(1)[0]
+        suspects = (rank for rank, each in digests.items() if 2 * num <= len(digests) or each != digest)
+        return cls(kind, name, digests, tuple(suspects))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A difference between replicas, and what became of it."""
+    """A difference between replicas."""
 
     step: int
     """Optimizer step of the process, numbered from 0, as in its trace."""
@@ -84,47 +67,30 @@ class Finding:
     differences: tuple[Difference, ...]
     num_different: int
     """Number of differing tensors; `differences` may hold fewer."""
-    fault: Fault
-    repeated: Repeated
-    is_repaired: bool
-    """Whether the ranks agree again, and the program continued."""
     last_equal_step: int | None
     """Last step at which all ranks agreed; None if there was none."""
     locations: tuple[Location, ...] = ()
     """Of all ranks that compared."""
-    random_states: dict[int, dict[str, str]] | None = None
-    """Digests of the random-number generators by rank."""
 
     def to_text(self) -> str:
         """As it stands in its file."""
-        return json.dumps({"version": 1, **asdict(self)}, indent=1) + "\n"
+        return json.dumps({"version": 2, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
     def parse(cls, text: str) -> "Finding":
         """The inverse of to_text; ValueError, TypeError or KeyError for any other text."""
-        fields = dict(json.loads(text))
-        del fields["version"]
-        fields["when"], fields["fault"] = Moment(fields["when"]), Fault(fields["fault"])
-        fields["repeated"] = Repeated(fields["repeated"])
+        fields = json.loads(text)
+        if fields.pop("version") != 2:
+            raise ValueError("a finding of another version")
+        fields["when"] = Moment(fields["when"])
         for name in ("suspects", "locations"):
             fields[name] = tuple(Location(**each) for each in fields[name])
-        fields["differences"] = tuple(_difference(each) for each in fields["differences"])
-        states = fields["random_states"]
-        fields["random_states"] = None if states is None else {int(rank): each for rank, each in states.items()}
+        fields["differences"] = tuple(_difference(**each) for each in fields["differences"])
         return cls(**fields)
 
 
-def _difference(fields: dict[str, object]) -> Difference:
-    digests, suspects = fields["digests"], fields["suspects"]
-    if not isinstance(digests, dict) or not isinstance(suspects, list):
-        raise TypeError("a difference without digests or suspects")
-    by_rank = {int(rank): str(digest) for rank, digest in digests.items()}
-    return Difference(**{**fields, "digests": by_rank, "suspects": tuple(suspects)})  # type: ignore[arg-type]
-
-
-def bundle_name(step: int, when: Moment) -> str:
-    """Name of the directory of a finding: step-20-before_step."""
-    return f"step-{step}-{when}"
+def _difference(kind: str, name: str, digests: dict[str, str], suspects: list[int]) -> Difference:
+    return Difference(kind, name, {int(rank): str(each) for rank, each in dict(digests).items()}, tuple(suspects))
 
 
 def read_findings(directory: Path) -> tuple[tuple[Path, Finding], ...]:
@@ -140,32 +106,14 @@ def read_findings(directory: Path) -> tuple[tuple[Path, Finding], ...]:
 
 def finding_line(finding: Finding) -> str:
     """Word a finding in one line, for the terminals of its program and of its launcher."""
-    first = finding.differences[0]
+    first, last = finding.differences[0], finding.last_equal_step
     where = ", ".join(f"rank {each.rank} ({each.host}, {each.device})" for each in finding.suspects)
     more = f" and {finding.num_different - 1} more" if finding.num_different > 1 else ""
-    when = "before" if finding.when is Moment.BEFORE_STEP else "after"
-    is_pair = first.since_step is None and len(finding.suspects) == len(first.digests) > 1
-    either = "one of " if is_pair else ""
-    if first.since_step is not None:
-        what = f"{first.kind} {first.name}{more} changed after step {first.since_step} without a write"
-    else:
-        what = f"{first.kind} {first.name}{more} differ{'' if more else 's'}"
-    end = "repaired, the program continues" if finding.is_repaired else _ended(finding)
-    return f"sentinel: {when} step {finding.step}, {what} on {either}{where}; {finding.fault} fault; {end}"
-
-
-def _ended(finding: Finding) -> str:
-    applied = "the step was not applied" if finding.when is Moment.BEFORE_STEP else "the run is ended"
-    last = finding.last_equal_step
+    is_before = finding.when is Moment.BEFORE_STEP
+    either = "one of " if len(finding.suspects) == len(first.digests) else ""
+    end = "the step was not applied" if is_before else "the run is ended"
     since = "" if last is None else f"; all ranks agreed last at step {last}"
-    return applied + since
-
-
-def suspects_of(digests: Iterable[tuple[int, str]]) -> tuple[int, ...]:
-    """Ranks without the digest that more than half of them have; all ranks where no digest has a majority."""
-    pairs = list(digests)
-    counts: dict[str, int] = {}
-    for _, digest in pairs:
-        counts[digest] = counts.get(digest, 0) + 1
-    majority = {digest for digest, count in counts.items() if 2 * count > len(pairs)}
-    return tuple(rank for rank, digest in pairs if digest not in majority)
+    return (
+        f"sentinel: {'before' if is_before else 'after'} step {finding.step}, {first.kind} {first.name}{more}"
+        f" differ{'' if more else 's'} on {either}{where}; {end}{since}"
+    )

@@ -26,7 +26,7 @@ import select
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -164,11 +164,6 @@ class Held:
     def not_finite(self) -> list[str]:
         """nan, inf: what it holds beside finite numbers."""
         return sorted(self.made.not_finite) if self.made else []
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Itself as JSON has it."""
-        return {**self.recorded._asdict(), "digest": self.recorded.digest.hex(), "not_finite": self.not_finite}
 
 
 class Stepping(RecorderCallback):
@@ -341,8 +336,6 @@ class Pipe:
         self._orders = os.open(stepping.pipes / ORDERS, os.O_RDONLY | os.O_CLOEXEC)
         self._answers = os.open(stepping.pipes / ANSWERS, os.O_WRONLY | os.O_CLOEXEC)
         self._stepping, self._heard, self._text = stepping, b"", ""
-        self.data: dict[str, Any] = {}
-        """Fields of the present answer, beside its lines."""
 
     def write(self, text: str) -> None:
         """Add to the present answer."""
@@ -354,8 +347,7 @@ class Pipe:
     def readline(self) -> str:
         """Send the answer with the prompt that ends it, and return the next line that is typed."""
         text, _, prompt = self._text.rpartition("\n")
-        answer, at = {"answer": "text", **self.data, "lines": text.splitlines()}, self._stepping
-        self._text, self.data = "", {}
+        answer, at, self._text = {"lines": text.splitlines()}, self._stepping, ""
         names = [each.recorded.name for each in at.held] or [each.name for each in at.others[0].values()]
         words, state = [*COMMANDS, *PHASES, *dict.fromkeys(names)], at.state(len(at.held))
         return self.ask(prompt=prompt, answer=answer, words=words, state=state) + "\n"
@@ -421,7 +413,6 @@ class Console(pdb.Pdb):
         except RunEnded:
             raise
         except BaseException as error:  # of an expression: whatever it is, the program goes on
-            self.pipe.data["is_refused"] = True
             self.error(str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}")
         return False
 
@@ -438,8 +429,6 @@ class Console(pdb.Pdb):
         self.message(f"{ENDS[at.why]} {at.step}" if at.why in ENDS else place)
         for note in notes:
             self.message(f"  {note}")
-        data = {"answer": "paused", "step": at.step, "at": at.why, "phase": at.phase, "notes": notes}
-        self.pipe.data = {**data, "visits": self._json(visits)}
 
     # -------------------------------------------------------------------------------------------------------- going
 
@@ -505,11 +494,10 @@ class Console(pdb.Pdb):
             told += [f"{numbers[name]:,} {word}" for name, word in WORDS.items() if name in numbers]
             text = elements_text(value.detach())
             head, lines = f"{arg}  {kind_text(dtype, value.shape)}", [", ".join(told), *text.splitlines()]
-            self.pipe.data = {"answer": "shown", "range": numbers}
         else:
             lines = repr(value)[:MAX_TEXT_CHARS].splitlines()
         if held:
-            head, self.pipe.data = f"{held.recorded.phase} {held.name}  {held.kind}", {**self.pipe.data, **held.fields}
+            head = f"{held.recorded.phase} {held.name}  {held.kind}"
             if not held.is_copy and digest_tensor(value).digest != held.recorded.digest:
                 lines.append("the program has written to it since it was recorded; this is its current value")
         self.message("\n  ".join([head, *(line.rstrip() for line in lines if line)]))
@@ -570,7 +558,6 @@ class Console(pdb.Pdb):
                 self.message(self._red(line) if self._is_notable(each) else line)
             if len(values) > MAX_LISTED:
                 self.message(f"  and {count(len(values) - MAX_LISTED, 'value')} more")
-        self.pipe.data = {"answer": "listed", "visits": self._json(visits)}
 
     def do_compare(self, arg: str) -> None:
         at = self._at
@@ -580,7 +567,6 @@ class Console(pdb.Pdb):
             raise UsageError(f"no value {arg!r} is recorded so far", legal="the names that list shows", remedy=remedy)
         value, other = held.recorded, at.others[-1].get((held.recorded.scope, held.recorded.key))
         self.message(f"{value.phase} {held.name}  {held.kind}, compared with {one_line(at.whose)}")
-        self.pipe.data = {"answer": "compared", **held.fields, "whose": at.whose, "is_equal": value == other}
         if other is None or value == other:
             self.message("  no such value there" if other is None else "  equal, every bit")
         elif (value.dtype, value.shape) != (other.dtype, other.shape) or value.dtype in TEXTS:
@@ -605,7 +591,6 @@ class Console(pdb.Pdb):
         self.message(f"  the first, {first}: here {found.a}, there {found.b}")
         if found.num_nan_only_a or found.num_nan_only_b:
             self.message(f"  NaN here only: {found.num_nan_only_a:,}, there only: {found.num_nan_only_b:,}")
-        self.pipe.data["difference"] = {**asdict(found), "max_abs": str(found.max_abs)}
 
     def do_break(self, arg: str, temporary: object = None) -> None:
         at = self._at
@@ -651,12 +636,6 @@ class Console(pdb.Pdb):
             if found := [each for each in values if word in each.not_finite]:
                 told.append(self._red(f"{len(found):,} with {name}, first {found[0].name}"))
         return f"{count(len(values), 'value')}: {'; '.join(told)}"
-
-    def _json(self, visits: Sequence[tuple[str, list[Held]]]) -> list[dict[str, Any]]:
-        return [
-            {"phase": name, "values": [{**each.fields, "marks": self._at.marks(each)} for each in values]}
-            for name, values in visits
-        ]
 
 
 class Lines(pdb.Pdb):

@@ -77,7 +77,7 @@ class TraceWriter:
         self._last_step = -1
         self.num_steps = 0
         """Number of steps in the log."""
-        self._files: dict[str, _AppendedFile] = {}
+        self._files: dict[str, AppendedFile] = {}
         self._values: dict[str, Float] = {}
         self._line: CurvePoint | None = None
         """Of the step appended last, not written yet; `values` of it are these."""
@@ -89,9 +89,9 @@ class TraceWriter:
             return
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._files["log"] = _AppendedFile(directory / log_name(rank))
+            self._files["log"] = AppendedFile(directory / log_name(rank))
             if rank == 0:
-                self._files["curve"] = _AppendedFile(directory / CURVE)
+                self._files["curve"] = AppendedFile(directory / CURVE)
                 if (directory / MANIFEST).exists():
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
                 write_manifest(directory, manifest)
@@ -208,7 +208,7 @@ class TraceWriter:
         end = path.stat().st_size - log.num_skipped_bytes
         if log.is_closed:
             end -= len(frame(done_payload(len(log.heads))))
-        self._files["log"] = _AppendedFile(path, end)
+        self._files["log"] = AppendedFile(path, end)
         self._repeated, self.num_steps = log.heads, len(log.heads)
         for step, head in log.heads.items():
             self._last_step, self._chain = step, head.chain
@@ -270,7 +270,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     write_replacing(directory / MANIFEST, manifest_text(manifest))
 
 
-class _AppendedFile:
+class AppendedFile:
     """A file that did not exist before, and only grows; what does not fit as a whole is taken back."""
 
     def __init__(self, path: Path, size_bytes: int | None = None) -> None:

@@ -63,13 +63,6 @@ def test_a_flip_goes_unnoticed_without_the_sentinel(
 
 
 @pytest.mark.full
-def test_a_repaired_step_lets_the_program_end_in_order(tmp_path: Path) -> None:
-    done = trained(tmp_path / "t", 2, "--flip", "4:1:step:2:7")
-    assert done.output.count("trained 8 steps") == 2
-    assert "repaired, the program continues" in done.errors
-
-
-@pytest.mark.full
 def test_a_rank_that_dies_ends_the_program_with_its_reason(tmp_path: Path) -> None:
     done = trained(tmp_path / "t", 2, "--ends-at", "4", exit_code=1)
     assert read_findings(tmp_path / "t") == ()

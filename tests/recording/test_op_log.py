@@ -29,7 +29,7 @@ def test_giving_up_is_said_once_and_written_down(tmp_path: Path) -> None:
     said: list[str] = []
     log = OpLog(tmp_path, rank=0, step=0, say=said.append)
     for problem in ("planted", "again"):
-        log.give_up(problem)
+        log.close(problem)
     log.append({**OPERATION, "out": []})
     log.close()
     found = read_ops(tmp_path, 0, 0)

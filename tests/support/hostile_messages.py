@@ -21,11 +21,9 @@ from harness.recording.sentinel_report import (
     BUNDLES,
     MANIFEST,
     Difference,
-    Fault,
     Finding,
     Location,
     Moment,
-    Repeated,
     read_findings,
 )
 from harness.runner.config import load_config
@@ -84,11 +82,7 @@ def _readers_of_programs() -> list[Reader]:
     report = Report(7, ("train.py",), "/bin/python", rank=0, num_steps=2, metrics=("loss",))
     place = Location(0, "alpha", "cpu")
     difference = Difference("weight", "a", {0: "x", 1: "y"}, (0, 1))
-    finding = Finding(
-        *(3, Moment.AFTER_STEP, (place,), (difference,), 1, next(iter(Fault)), next(iter(Repeated)), False, 2),
-        locations=(place,),
-        random_states={0: {"python": "x"}},
-    )
+    finding = Finding(3, Moment.AFTER_STEP, (place,), (difference,), 1, 2, (place,))
     stop = Stop("loss>1", 3, phase="loss", name="loss", element=(1, 2), known=("a",))
     return [
         Reader(

@@ -52,7 +52,7 @@ class TerminalRun:
 
         INCOMPLETE_RECORDING where only the rest failed.
         """
-        if any(not finding.is_repaired for _, finding in self.findings):
+        if self.findings:
             return ExitCode.DIVERGED
         if self.stop is not None:
             return ExitCode.OK

@@ -36,7 +36,7 @@ NUM_LAST_LINES = 4
 NextLine = Callable[[str, Iterable[str]], Awaitable[str | None]]
 """(prompt, words to complete) -> the next line; None at the end."""
 Answer = Mapping[str, Any]
-"""Its `lines` for a person, and fields for a program."""
+"""Its `lines`."""
 
 
 class Session:
@@ -152,7 +152,7 @@ class Session:
         where = f"the run has ended {'within' if process.has_arrived else 'before'} step {step}"
         notes = [where + (f": {problems[0].what}" if problems else "")]
         notes += [f"| {line}" for line in output_tail(run.output)[-NUM_LAST_LINES:]]
-        answer = {"answer": "paused", "step": step, "at": "ended", "lines": notes}
+        answer = {"lines": notes}
         return {"answer": answer, "prompt": f"(step {step}, ended) ", "words": ("back", "quit"), "state": state}
 
 
