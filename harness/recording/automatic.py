@@ -11,6 +11,7 @@ ends the recording, never the program.
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,18 +27,13 @@ from torch.optim import Optimizer
 from harness.recording.determinism import set_flags
 from harness.recording.hooks import (
     NOT_RECORDED,
-    Arguments,
     CompiledSteps,
-    HookedClosure,
-    Stepping,
-    closure_of,
     hook_backward,
     hook_forward,
     hook_loaders,
     hook_optimizers,
     hook_scalers,
     hook_steps,
-    replace_closure,
     tasks_of,
 )
 from harness.recording.metrics import PrintedMetrics
@@ -84,41 +80,23 @@ MAX_DEPTH = 3
 """Of tuples within tuples."""
 
 
-class OptimizerSettings:
-    """Finds the settings that a step of an optimizer depends on.
+def settings_of(optimizer: Optimizer, seen: dict[str, Any]) -> list[Setting]:
+    """(name, value) of each setting to record now: group0.betas.1, group0.lr.
 
     A number is recorded in every step: schedules change it. An element of a tuple, a boolean, a text or None is
-    recorded in an optimizer's first step, and in each step in which it has changed.
+    recorded in an optimizer's first step, and in each step in which it is not as in `seen`.
     """
-
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[weakref.ref[Optimizer], dict[str, Any]]] = {}
-        """By the optimizer's id, which is its own as long as it lives."""
-
-    def settings(self, optimizer: Optimizer) -> list[Setting]:
-        """(name, value) of each setting to record now: group0.betas.1, group0.lr."""
-        reference, seen = self._seen.get(id(optimizer), (None, {}))
-        if reference is None or reference() is not optimizer:
-            seen = {}
-            self._seen[id(optimizer)] = weakref.ref(optimizer), seen
-        found: list[Setting] = []
-        for index, group in enumerate(optimizer.param_groups):
-            for key, value in sorted(group.items()):
-                if key not in OF_PARAMETERS:
-                    found += _of_entry(f"group{index}.{key}", value, seen)
-        return found
-
-
-def _of_entry(name: str, value: Any, seen: dict[str, Any]) -> Iterator[Setting]:
-    if isinstance(value, torch.Tensor) or (isinstance(value, int | float) and not isinstance(value, bool)):
-        yield name, value
-        return
-    for each_name, each in _elements(name, value):
-        if isinstance(each, torch.Tensor):
-            yield each_name, each
-        elif each_name not in seen or type(seen[each_name]) is not type(each) or seen[each_name] != each:
-            seen[each_name] = each
-            yield each_name, str(each) if each is None else each
+    found: list[Setting] = []
+    for index, group in enumerate(optimizer.param_groups):
+        for key, value in sorted(group.items()):
+            name, is_number = f"group{index}.{key}", isinstance(value, int | float) and not isinstance(value, bool)
+            for each_name, each in _elements(name, value) if key not in OF_PARAMETERS else ():
+                if is_number or isinstance(each, torch.Tensor):
+                    found.append((each_name, each))
+                elif each_name not in seen or type(seen[each_name]) is not type(each) or seen[each_name] != each:
+                    seen[each_name] = each
+                    found.append((each_name, str(each) if each is None else each))
+    return found
 
 
 def _elements(name: str, value: Any, depth: int = 0) -> Iterator[Setting]:
@@ -156,106 +134,6 @@ def state_of(optimizer: Optimizer, name: str, parameter: torch.Tensor) -> tuple[
 # Whether another optimizer follows is not known when one has stepped. The step of the trace waits for what happens next
 # if another has ever followed this one, if gradients of others are left, and if an optimizer was made after the
 # backward. It is written when a batch, a backward, a logged value or the end of the process comes.
-
-
-class OptimizerNames:
-    """Names optimizers by class, numbered in the order in which they were made: Muon, AdamW, AdamW#2."""
-
-    def __init__(self) -> None:
-        self._named: dict[int, tuple[weakref.ref[Optimizer], str]] = {}
-        """By id, which is one optimizer's for as long as that lives."""
-        self._counts: dict[str, int] = {}
-        self._alone: str | None = None
-        """The one that was the only one when it first stepped."""
-        self._num_steps: dict[str, int] = {}
-
-    def see(self, optimizer: Optimizer) -> str:
-        """Name an optimizer that has no name; return its name."""
-        reference, name = self._named.get(id(optimizer), (None, ""))
-        if reference is None or reference() is not optimizer:
-            self._named = {key: each for key, each in self._named.items() if each[0]() is not None}
-            kind = type(optimizer).__name__
-            number = self._counts[kind] = self._counts.get(kind, 0) + 1
-            name = kind if number == 1 else f"{kind}#{number}"
-            self._named[id(optimizer)] = weakref.ref(optimizer), name
-        return name
-
-    def living(self) -> list[Optimizer]:
-        """Those that still are, in the order in which they were made."""
-        return [optimizer for each, _ in self._named.values() if (optimizer := each()) is not None]
-
-    def prefix(self, optimizer: Optimizer) -> str:
-        """Return what stands before the names of an optimizer's settings; empty for one that first stepped alone."""
-        name = self.see(optimizer)
-        return "" if name == self._alone else f"{name}."
-
-    def begin(self, optimizer: Optimizer, owner: str = "") -> tuple[str, int]:
-        """Count a step; return (prefix, number of the step among this optimizer's own).
-
-        `owner`, a parameter's name, names an optimizer in its first step: in which order it was made must not count.
-        """
-        name = self.see(optimizer)
-        if owner and name not in self._num_steps:
-            name = f"{type(optimizer).__name__} of {owner}"
-            self._named[id(optimizer)] = weakref.ref(optimizer), name
-        elif not self._num_steps and sum(self._counts.values()) == 1:
-            self._alone = name
-        number = self._num_steps[name] = self._num_steps.get(name, -1) + 1
-        return self.prefix(optimizer), number
-
-
-class JoinedSteps:
-    """Decides, by the names of optimizers, which of their steps are one step of the trace."""
-
-    def __init__(self) -> None:
-        self._stepped: list[str] = []
-        """Those of the step that waits."""
-        self._last: str | None = None
-        """The one that has stepped, if nothing else has happened since."""
-        self._followed: set[str] = set()
-        """Those right after which another optimizer has ever stepped."""
-        self.is_growing = self.has_grown = False
-        """Whether an optimizer was made after the last backward, or after any: others may be made before the next."""
-
-    def meet(self, *, is_within_step: bool) -> None:
-        """Note that an optimizer was made. `is_within_step` says whether a backward lies before it."""
-        self.is_growing = self.is_growing or is_within_step or self._last is not None
-        self.has_grown = self.has_grown or self.is_growing
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether an optimizer has stepped, and the step of the trace has not ended."""
-        return bool(self._stepped)
-
-    def has(self, name: str) -> bool:
-        """Return whether this optimizer is among those of the step that waits."""
-        return name in self._stepped
-
-    def join(self, name: str) -> bool:
-        """An optimizer begins a step: return whether it joins the one that waits; if not, that one ends."""
-        is_another = self._last is not None and name not in (self._last, *self._stepped)
-        if is_another and self._last is not None:
-            self._followed.add(self._last)
-        if not is_another:
-            self._stepped.clear()
-        return is_another and self.is_waiting
-
-    def waits(self, names: Sequence[str], leaves_gradients: Callable[[], bool]) -> bool:
-        """Return whether the step of the trace waits for others, now that these optimizers have stepped.
-
-        `leaves_gradients` says whether gradients of others are left.
-        """
-        self._last = names[-1]
-        self._stepped += names
-        if not self.is_growing and self._last not in self._followed and not leaves_gradients():
-            self._stepped.clear()
-        return self.is_waiting
-
-    def end(self) -> None:
-        """Note another event: no optimizer joins the step that waits."""
-        self._last = None
-        self.is_growing = False
-        self._stepped.clear()
 
 
 # --------------------------------------------------------------------------------------------------- origins of batches
@@ -320,19 +198,14 @@ def _task(iterator: Any, tasks: Mapping[int, Any]) -> tuple[int, int]:
 
 
 class TraceSteps:
-    """Begins and ends steps of the trace, and the record of a step's operations with them.
+    """Begins and ends steps of the trace, and the record of a step's operations with them; names optimizers.
 
+    An optimizer has the name of its class, numbered in the order in which they were made: Muon, AdamW, AdamW#2.
     `guard` calls what it is given as the hooks are called: a mistake ends the recording, never the program.
     """
 
-    def __init__(
-        self,
-        log: ProcessLog,
-        recorder: Recorder,
-        optimizers: OptimizerNames,
-        guard: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self._log, self._recorder, self._optimizers, self._guard = log, recorder, optimizers, guard
+    def __init__(self, log: ProcessLog, recorder: Recorder, guard: Callable[[Callable[[], None]], None]) -> None:
+        self._log, self._recorder, self._guard = log, recorder, guard
         self.random = RandomStates()
         self.loss: Callable[[], Float | None] | None = None
         """Returns that of the last backward in this step, where it is one number."""
@@ -346,10 +219,23 @@ class TraceSteps:
         self._stopped: OpMode | None = None
         """What has recorded operations, as long as it cannot be taken off."""
         self._step = 0
-        self.joined = JoinedSteps()
         self._is_finishing = False
         self._states: dict[str, State] | None = None
         """Of generators that were used, as a step left them that waits for other optimizers."""
+        self._names: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
+        self._counts = Counter[str]()
+        """How many optimizers of each class were made."""
+        self._alone: str | None = None
+        """The optimizer that was the only one when it first stepped."""
+        self._num_steps: dict[str, int] = {}
+        self._stepped: list[str] = []
+        """Optimizers of the step that waits."""
+        self._last: str | None = None
+        """The optimizer that has stepped, if nothing else has happened since."""
+        self._followed: set[str] = set()
+        """Optimizers right after which another one has ever stepped."""
+        self.is_growing = self.has_grown = False
+        """Whether an optimizer was made after the last backward, or after any: others may be made before the next."""
 
     def begin(self) -> bool:
         """Begin a step, if none has begun; says whether it has."""
@@ -361,15 +247,58 @@ class TraceSteps:
         self._start_operations(self._step)
         return True
 
-    def meet(self, optimizer: Optimizer) -> None:
-        """Name an optimizer that has been made, in whatever thread."""
-        self._optimizers.see(optimizer)
-        self.joined.meet(is_within_step=self.is_within)
-
     def record_states(self, states: Mapping[str, State]) -> None:
         """Record states of random-number generators, by name."""
         for name, state in states.items():
             self._recorder.record_seen("rollout", Observation(name, Digested("state", (), *state), Scope.CONTEXT))
+
+    # ---------------------------------------------------------------------------------------------------- optimizers
+
+    def meet(self, optimizer: Optimizer) -> None:
+        """Name an optimizer that has been made, in whatever thread."""
+        self._name(optimizer)
+        self.is_growing = self.is_growing or self.is_within or self._last is not None
+        self.has_grown = self.has_grown or self.is_growing
+
+    def _name(self, optimizer: Optimizer) -> str:
+        if (name := self._names.get(optimizer)) is None:
+            kind = type(optimizer).__name__
+            self._counts[kind] += 1
+            name = self._names[optimizer] = kind if self._counts[kind] == 1 else f"{kind}#{self._counts[kind]}"
+        return name
+
+    def living(self) -> list[Optimizer]:
+        """Return the optimizers that still are, in the order in which they were made."""
+        return list(self._names)
+
+    def prefix(self, optimizer: Optimizer) -> str:
+        """Return what stands before the names of an optimizer's settings; empty for one that first stepped alone."""
+        name = self._name(optimizer)
+        return "" if name == self._alone else f"{name}."
+
+    def count(self, optimizer: Optimizer, owner: str = "") -> tuple[str, int]:
+        """Count a step; return (prefix, number of the step among this optimizer's own).
+
+        `owner`, a parameter's name, names an optimizer in its first step: in which order it was made must not count.
+        """
+        name = self._name(optimizer)
+        if owner and name not in self._num_steps:
+            name = self._names[optimizer] = f"{type(optimizer).__name__} of {owner}"
+        elif not self._num_steps and self._counts.total() == 1:
+            self._alone = name
+        number = self._num_steps[name] = self._num_steps.get(name, -1) + 1
+        return self.prefix(optimizer), number
+
+    def join(self, optimizer: Optimizer) -> None:
+        """Before an optimizer steps, end the step of the trace that waits, unless this optimizer joins it."""
+        name, was_waiting = self._name(optimizer), bool(self._stepped)
+        if self._last is not None and name not in (self._last, *self._stepped):
+            self._followed.add(self._last)
+            return
+        self._stepped.clear()
+        if was_waiting:
+            self.is_over = True
+            self.finish()
 
     def end_or_wait(
         self, stepped: Sequence[Optimizer], leaves_gradients: Callable[[Sequence[Optimizer]], bool]
@@ -378,30 +307,23 @@ class TraceSteps:
 
         `leaves_gradients` says whether any of these optimizers has gradients that it has not applied.
         """
-
-        def others_follow() -> bool:
-            optimizers = self._optimizers.living()
-            return leaves_gradients([each for each in optimizers if not self.joined.has(self._optimizers.see(each))])
-
-        self.is_over = not self.joined.waits([self._optimizers.see(each) for each in stepped], others_follow)
+        self._stepped += [self._name(each) for each in stepped]
+        self._last = self._stepped[-1]
+        others = [each for each in self._names if self._names[each] not in self._stepped]
+        if not self.is_growing and self._last not in self._followed and not leaves_gradients(others):
+            self._stepped.clear()
+        self.is_over = not self._stepped
         if not self.is_over:
             self._states = {**(self._states or {}), **self.random.changed()}
             self._start_operations(self._step + 1)  # of a step that has begun, if no other optimizer follows
             self.in_phase("forward")
 
-    def join(self, optimizer: Optimizer) -> None:
-        """Before an optimizer steps, end the step of the trace that waits, unless this optimizer joins it."""
-        was_waiting = self.joined.is_waiting
-        if not self.joined.join(self._optimizers.see(optimizer)) and was_waiting:
-            self.is_over = True
-            self.finish()
-
     def settle(self) -> None:
         """Before anything else happens: end the step of the trace that waits for other optimizers."""
         if self._is_finishing:  # the values of the curve that a step ends with
             return
-        was_waiting = self.joined.is_waiting
-        self.joined.end()
+        was_waiting, self._last, self.is_growing = bool(self._stepped), None, False
+        self._stepped.clear()
         if was_waiting:
             self.is_over = True
             self.finish()
@@ -466,16 +388,16 @@ class AutomaticRecorder:
         self._recorder = Recorder(log, keeps=keeps, last_step=last_step, callbacks=log.callbacks)
         log.recorder = self._recorder
         self._names = ParameterNames()
-        self._settings, self._origins = OptimizerSettings(), BatchOrigins()
+        self._origins = BatchOrigins()
+        self._settings: weakref.WeakKeyDictionary[Optimizer, dict[str, Any]] = weakref.WeakKeyDictionary()
+        """Settings of optimizers that were recorded last."""
         self.watched = WatchedValues()
         self._weights: dict[str, Digested] = {}
         """By name, as they were when they were seen last."""
         self._gradients: dict[str, list[Observation]] = {}
         """By name, after each backward since the last step of their optimizer; copies where tensors are kept."""
         self._unchanged, self._made_gradients = DigestCache(), DigestCache()
-        self._optimizers = OptimizerNames()
-        self._steps = TraceSteps(log, self._recorder, self._optimizers, self._guarded)
-        self._stepping = Stepping()
+        self._steps = TraceSteps(log, self._recorder, self._guarded)
         self._num_begun = 0
         """Steps that optimizers have begun, recorded or not."""
         self._awaits_closure = False
@@ -503,7 +425,13 @@ class AutomaticRecorder:
     def install(self) -> None:
         """Put the hooks in. Once, right after torch has been imported."""
         note_modules()
-        hook_steps(self._begin_step, self._end_step, self._stepping, self._compiled)
+        self._stepping = hook_steps(
+            self._begin_step,
+            self._end_step,
+            lambda optimizer: self.guarded(self.after_closure, optimizer),
+            self._compiled,
+            lambda: self.guarded(self._steps.in_phase, "forward"),
+        )
         hook_optimizers(self.see_optimizer)
         hook_backward(self._enter_backward, self._leave_backward)
         hook_scalers(lambda: self._num_begun, self._leave_out_step)
@@ -632,9 +560,9 @@ class AutomaticRecorder:
         self._steps.is_within = self._in_backward = True
         self._stepped_in_backward, self._has_batch = [], False
         first = self._steps.begin()
-        parameters = self._parameters(self._optimizers.living())
+        parameters = self._parameters(self._steps.living())
         losses = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        if not self._num_begun or self._steps.joined.has_grown:  # optimizers may be made for some of the leaves
+        if not self._num_begun or self._steps.has_grown:  # optimizers may be made for some of the leaves
             self._names.meet(losses)
         if not self._num_begun and not parameters:
             self._names.assign([], with_leaves=True)
@@ -661,7 +589,7 @@ class AutomaticRecorder:
     def after_backward(self) -> None:
         """The gradients are there; those that optimizers have not applied yet within backward."""
         stepped, self._stepped_in_backward, self._in_backward = self._stepped_in_backward, [], False
-        others = [each for each in self._optimizers.living() if not any(each is one for one in stepped)]
+        others = [each for each in self._steps.living() if not any(each is one for one in stepped)]
         parameters = self._parameters(others)
         self._unknown = [] if parameters or self._num_begun else self._names.without_optimizer()
         gradients = gradients_of(parameters or self._unknown)
@@ -675,13 +603,10 @@ class AutomaticRecorder:
 
     def before_step(self, optimizer: Optimizer, has_closure: bool = False) -> None:
         """An optimizer begins a step: without a closure, the gradients are those that it gets."""
-        self._stepping.optimizers.append(optimizer)
-        if len(self._stepping.optimizers) > 1:  # a class whose step calls that of its base
-            return
         self._steps.is_within = True
         self._steps.in_phase("optimizer")
         self._awaits_closure = has_closure
-        first = self._steps.begin() or self._steps.joined.is_growing
+        first = self._steps.begin() or self._steps.is_growing
         has_untracked = not has_closure and not self._stepped_in_backward
         untracked = self._names.untracked() if has_untracked else []
         if self._seen_in == self._recorder.step:  # before the loss: what was written since then
@@ -695,24 +620,13 @@ class AutomaticRecorder:
         watched = list(self.watched.named()) if has_untracked else []
         self._record_inputs(optimizer, untracked, [*watched, *(parameters if first else [])])
 
-    def before_closure(self) -> None:
-        """An optimizer calls its closure."""
-        self._steps.in_phase("forward")
-
-    def after_closure(self, optimizer: Optimizer, has_returned: bool) -> None:
-        """A closure has ended; if it returned, its optimizer gets these gradients."""
-        if not has_returned:  # the step ends with it
-            self._stepping.optimizers.clear()
-            return
+    def after_closure(self, optimizer: Optimizer) -> None:
+        """A closure has returned: its optimizer gets these gradients."""
         self._steps.in_phase("optimizer")
         self._record_of_closure(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """An optimizer has ended a step; the trace ends one too, if no other optimizer is waited for."""
-        if self._stepping.optimizers:
-            self._stepping.optimizers.pop()
-        if self._stepping.optimizers:
-            return
         if self._awaits_closure:  # it was never called
             self._record_of_closure(optimizer)
         parameters = self._parameters([optimizer])
@@ -738,8 +652,7 @@ class AutomaticRecorder:
         """A GradScaler has found gradients that overflowed, and left out the step of their optimizer."""
         self._awaits_closure = False
         self.before_step(optimizer)
-        self._stepping.optimizers.pop()
-        self._record("optimizer", look([(f"{self._optimizers.prefix(optimizer)}{SKIPPED}", True)]))
+        self._record("optimizer", look([(f"{self._steps.prefix(optimizer)}{SKIPPED}", True)]))
         self._log.note_skipped()
         self._end_or_wait(optimizer)
 
@@ -790,24 +703,14 @@ class AutomaticRecorder:
                 self._settle()
             self.guarded(self.see_batch, batch, iterator, tasks)
 
-    def _begin_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
-        """The arguments of the step, where they have to be others."""
+    def _begin_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._num_begun += 1
         self._unknown = []
-        closure = closure_of(args, kwargs)
-        if not self._stepping.optimizers and closure is None:
-            self._steps.join(optimizer)
-        elif not self._stepping.optimizers:  # it applies gradients of a backward of its own
+        if has_closure:  # it applies gradients of a backward of its own
             self._steps.settle()
-        self.guarded(self.before_step, optimizer, closure is not None)
-        if closure is None or len(self._stepping.optimizers) != 1 or not self._awaits_closure:
-            return None
-        hooked = HookedClosure(
-            closure,
-            lambda: self.guarded(self.before_closure),
-            lambda has_returned: self.guarded(self.after_closure, optimizer, has_returned),
-        )
-        return replace_closure(args, kwargs, hooked)
+        else:
+            self._steps.join(optimizer)
+        self.guarded(self.before_step, optimizer, has_closure)
 
     def _end_step(self, optimizer: Optimizer) -> None:
         self.guarded(self.after_step, optimizer)
@@ -867,9 +770,10 @@ class AutomaticRecorder:
 
     def _settings_of(self, optimizer: Optimizer, parameters: Named) -> tuple[list[Setting], list[Setting]]:
         """How an optimizer steps, under its name where the program has several; then the number of its step."""
-        is_one_of_several = self._steps.joined.is_growing and self._names.has_reserved
-        prefix, number = self._optimizers.begin(optimizer, parameters[0][0] if is_one_of_several and parameters else "")
-        settings = [(f"{prefix}{name}", value) for name, value in self._settings.settings(optimizer)]
+        is_one_of_several = self._steps.is_growing and self._names.has_reserved
+        prefix, number = self._steps.count(optimizer, parameters[0][0] if is_one_of_several and parameters else "")
+        seen = self._settings.setdefault(optimizer, {})
+        settings = [(f"{prefix}{name}", value) for name, value in settings_of(optimizer, seen)]
         return settings, [(f"{prefix}step", number)] if prefix else []
 
     def _record_made(self, names: Sequence[str]) -> None:
@@ -886,7 +790,7 @@ class AutomaticRecorder:
         """(name, parameter) of everything that these optimize, once where several do."""
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         parameters = list({id(each): each for group in groups for each in group["params"]}.values())
-        self._names.assign(parameters, with_leaves=self._steps.joined.is_growing)
+        self._names.assign(parameters, with_leaves=self._steps.is_growing)
         return [(self._names.name(parameter) or "", parameter) for parameter in parameters]
 
 

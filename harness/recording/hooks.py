@@ -147,8 +147,6 @@ def replace_closure(args: Sequence[Any], kwargs: Mapping[str, Any], closure: Clo
 
 # ------------------------------------------------------------------------------------------------------- hooks in torch
 
-Begin = Callable[[Optimizer, Sequence[Any], dict[str, Any]], Arguments | None]
-
 
 class Stepping(threading.local):
     """Optimizers that step now in this thread: those of the autograd engine step beside each other."""
@@ -157,12 +155,41 @@ class Stepping(threading.local):
         self.optimizers: list[Optimizer] = []
 
 
-def hook_steps(begin: Begin, end: Callable[[Optimizer], None], stepping: Stepping, compiled: CompiledSteps) -> None:
-    """Call `begin` and `end` around each step of an optimizer.
+def hook_steps(
+    before: Callable[[Optimizer, bool], None],
+    after: Callable[[Optimizer], None],
+    after_closure: Callable[[Optimizer], None],
+    compiled: CompiledSteps,
+    before_closure: Callable[[], None] = lambda: None,
+) -> Stepping:
+    """Call `before` and `after` around each step of an optimizer that no other's step calls.
 
-    `begin` gets the arguments of the step, and may return others. `stepping` holds optimizers while they step.
+    `before` is given whether the step has a closure: `before_closure` precedes each call of it, `after_closure` follows
+    each that has returned. Returns what knows the optimizers that step now.
     """
+    stepping = Stepping()
     breaking = tuple(each for each in _optimizer_classes() if breaks_graph(each.step))
+
+    def begin(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
+        stepping.optimizers.append(optimizer)
+        if len(stepping.optimizers) > 1:  # a class whose step calls that of its base
+            return None
+        closure = closure_of(args, kwargs)
+        before(optimizer, closure is not None)
+
+        def leave_closure(has_returned: bool) -> None:
+            if has_returned:
+                after_closure(optimizer)
+            else:  # the step ends with it
+                stepping.optimizers.clear()
+
+        return closure and replace_closure(args, kwargs, HookedClosure(closure, before_closure, leave_closure))
+
+    def end(optimizer: Optimizer) -> None:
+        if stepping.optimizers:
+            stepping.optimizers.pop()
+        if not stepping.optimizers:
+            after(optimizer)
 
     def enter(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         if torch.compiler.is_compiling():
@@ -175,48 +202,26 @@ def hook_steps(begin: Begin, end: Callable[[Optimizer], None], stepping: Steppin
         if not torch.compiler.is_compiling():
             end(optimizer)
 
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Hook a step that breaks the graph, where the hooks of its class were traced: called within the break."""
+
+        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or stepping.optimizers:
+                return original(optimizer, *args, **kwargs)
+            args, kwargs = begin(optimizer, (optimizer, *args), kwargs) or ((optimizer, *args), kwargs)
+            result = original(*args, **kwargs)
+            end(optimizer)
+            return result
+
+        return _replace(original, step)
+
     _leave_to_python(begin, end, enter, leave)
     register_optimizer_step_pre_hook(enter)
     register_optimizer_step_post_hook(leave)
     for each in breaking:
         if "step" in vars(each):
-            each.step = _around_step(each.step, begin, end, stepping)  # type: ignore[method-assign]
-
-
-def hook_outermost_steps(
-    before: Callable[[Optimizer, bool], None],
-    after: Callable[[Optimizer], None],
-    after_closure: Callable[[Optimizer], None],
-    compiled: CompiledSteps,
-) -> None:
-    """Call `before` and `after` around each step of an optimizer that no other's step calls.
-
-    `before` is given whether the step has a closure, each call of which `after_closure` follows if it has returned.
-    """
-    stepping = Stepping()
-
-    def begin(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
-        stepping.optimizers.append(optimizer)
-        if len(stepping.optimizers) > 1:  # a class whose step calls that of its base
-            return None
-        closure = closure_of(args, kwargs)
-        before(optimizer, closure is not None)
-
-        def leave(has_returned: bool) -> None:
-            if has_returned:
-                after_closure(optimizer)
-            else:  # the step ends with it
-                stepping.optimizers.clear()
-
-        return closure and replace_closure(args, kwargs, HookedClosure(closure, lambda: None, leave))
-
-    def end(optimizer: Optimizer) -> None:
-        if stepping.optimizers:
-            stepping.optimizers.pop()
-        if not stepping.optimizers:
-            after(optimizer)
-
-    hook_steps(begin, end, stepping, compiled)
+            each.step = around(each.step)  # type: ignore[method-assign]
+    return stepping
 
 
 def look_at_calls(
@@ -237,22 +242,6 @@ def look_at_calls(
 
     _leave_to_python(*hooks)
     setattr(owner, name, _replace(original, call))
-
-
-def _around_step(
-    original: Callable[..., Any], begin: Begin, end: Callable[[Optimizer], None], stepping: Stepping
-) -> Callable[..., Any]:
-    """Hook a step that breaks the graph, where the hooks of its class were traced: it is called within the break."""
-
-    def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or stepping.optimizers:
-            return original(optimizer, *args, **kwargs)
-        args, kwargs = begin(optimizer, (optimizer, *args), kwargs) or ((optimizer, *args), kwargs)
-        result = original(*args, **kwargs)
-        end(optimizer)
-        return result
-
-    return _replace(original, step)
 
 
 def hook_optimizers(see: Callable[[Optimizer], None]) -> None:

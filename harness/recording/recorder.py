@@ -513,12 +513,7 @@ class _Mark(NamedTuple):
     sample: bytes
 
 
-class _Known(NamedTuple):
-    mark: _Mark
-    digested: Digested
-
-
-DigestCache = dict[str, _Known]
+DigestCache = dict[str, tuple[_Mark, Digested]]
 """Values by name; none of them is held."""
 
 
@@ -533,57 +528,29 @@ class Group(NamedTuple):
     """Whether they are digested although the cache knows them."""
 
 
-class _Part(NamedTuple):
-    """One value of a group."""
-
-    group: Group
-    name: str
-    value: Any
-    mark: _Mark | None
-    """None where the digest is not remembered."""
-
-    @property
-    def known(self) -> _Known | None:
-        """What the cache knows of the value, if it is as it was."""
-        if self.mark is None or self.group.cache is None or self.group.is_anew:
-            return None
-        known = self.group.cache.get(self.name)
-        return known if known is not None and known.mark == self.mark else None
-
-    @property
-    def asked(self) -> Asked:
-        return Asked(self.name, self.value, self.group.scope)
-
-
 def look_at_groups(groups: Sequence[Group]) -> list[list[Observation]]:
     """What the values of each group are."""
-    parts = [
-        _Part(group, name, value, None if group.cache is None else _mark(value))
-        for group in groups
-        for name, value in group.values
-    ]
-    known = [part.known for part in parts]
-    fresh = iter(look_at([part.asked for part, each in zip(parts, known, strict=True) if each is None]))
-    results = [
-        _remembered(part, next(fresh)) if each is None else _again(part, each)
-        for part, each in zip(parts, known, strict=True)
-    ]
-    rest = iter(results)
-    return [[seen for _ in group.values for seen in next(rest)] for group in groups]
-
-
-def _again(part: _Part, known: _Known) -> list[Observation]:
-    value, scope = place(part.value, part.group.scope)
-    return [Observation(part.name, known.digested, scope, value if isinstance(value, torch.Tensor) else None)]
-
-
-def _remembered(part: _Part, seen: list[Observation]) -> list[Observation]:
-    if (cache := part.group.cache) is not None:
-        if part.mark is not None and seen[0].digested.dtype not in MISSING:
-            cache[part.name] = _Known(part.mark, seen[0].digested)
-        else:
-            cache.pop(part.name, None)
-    return seen
+    found: list[list[list[Observation]]] = []
+    fresh: list[tuple[list[Observation], Asked, DigestCache | None, _Mark | None]] = []
+    for group in groups:
+        found.append([])
+        for name, value in group.values:
+            mark = None if group.cache is None else _mark(value)
+            known = group.cache.get(name) if group.cache is not None and mark and not group.is_anew else None
+            found[-1].append([])
+            if known is None or known[0] != mark:
+                fresh.append((found[-1][-1], Asked(name, value, group.scope), group.cache, mark))
+                continue
+            placed, scope = place(value, group.scope)
+            whole = placed if isinstance(placed, torch.Tensor) else None
+            found[-1][-1].append(Observation(name, known[1], scope, whole))
+    for (into, asked, cache, mark), seen in zip(fresh, look_at([each[1] for each in fresh]), strict=True):
+        into.extend(seen)
+        if cache is not None and mark is not None and seen[0].digested.dtype not in MISSING:
+            cache[asked.name] = mark, seen[0].digested
+        elif cache is not None:
+            cache.pop(asked.name, None)
+    return [[seen for of_one in each for seen in of_one] for each in found]
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ from harness.recording.hooks import (
     hook_forward,
     hook_loaders,
     hook_optimizers,
-    hook_outermost_steps,
+    hook_steps,
     look_at_calls,
 )
 from harness.recording.names import ParameterNames
@@ -74,7 +74,7 @@ class ResumptionRecorder(RecorderCallback):
         self._has_saved = True
         """Whether variables are recorded with the next step: the first one, and each after a checkpoint."""
         self._line: Line = self._new_line()
-        hook_outermost_steps(
+        hook_steps(
             self._begin_step,
             lambda optimizer: self._guarded(self._finish_step, optimizer),
             lambda _: None,

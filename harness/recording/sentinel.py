@@ -46,7 +46,7 @@ from xxhash import xxh3_128_hexdigest
 
 from harness.bits.errors import UsageError
 from harness.bits.files import write_replacing
-from harness.recording.hooks import CompiledSteps, hook_outermost_steps, look_at_calls
+from harness.recording.hooks import CompiledSteps, hook_steps, look_at_calls
 from harness.recording.names import ParameterNames, living_modules, unwrapped
 from harness.recording.notices import say
 from harness.recording.program_state import is_used
@@ -365,7 +365,7 @@ class Sentinel:
 
     def install(self) -> None:
         """Put the hooks in, once for a process."""
-        hook_outermost_steps(
+        hook_steps(
             lambda *step: self._guarded(self._before_step, *step),
             lambda *step: self._guarded(self._after_step, *step),
             lambda *step: self._guarded(self._after_closure, *step),
