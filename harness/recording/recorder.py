@@ -11,8 +11,8 @@ has values on a GPU is written when the next one ends, or with the next value of
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import string_at
+from dataclasses import dataclass, field
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -110,15 +110,19 @@ class Observation(NamedTuple):
     """The value itself, where it is a text, bytes or a list of texts."""
 
 
-class Held(NamedTuple):
-    """A step that has ended, with digests that a GPU may still be computing."""
+@dataclass(slots=True)
+class Held:
+    """What was recorded of a step, with digests that a GPU may still be computing."""
 
     number: int
-    values: Sequence[RecordedValue]
-    previous: Mapping[int, Digested]
+    values: list[RecordedValue] = field(default_factory=list)
+    previous: dict[int, Digested] = field(default_factory=dict)
     """By index: what a value was before; it counts only if it differs."""
-    tensors: Sequence[Kept]
-    curve: Mapping[str, Float | Callable[[], Float | None]]
+    tensors: list[Kept] = field(default_factory=list)
+    counts: dict[tuple[Scope, str, str], int] = field(default_factory=dict)
+    curve: Mapping[str, Float | Callable[[], Float | None]] = field(default_factory=dict)
+    is_pending: bool = False
+    """Whether a GPU computes digests of it."""
 
     def settled(self) -> list[RecordedValue]:
         """The values that count, with their bytes; waits for the GPU."""
@@ -161,41 +165,32 @@ class Recorder:
         share: Callable[[int], Sequence[Callable[[], Any]]] | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        self._sink = sink
+        self._sink, self._share, self._callbacks, self._keeps = sink, share, callbacks, keeps
+        self._operations_of, self._last_step = operations, last_step
         self.close = close
         """Ends the record of this process before the process ends, if it is its own."""
         self.describe: Callable[[Mapping[str, str]], None] = lambda content: None
         """Takes, before the first step, digests by name of what the program's configuration names: data, say."""
-        self._share = share
-        self._callbacks = callbacks
-        self._keeps = keeps
-        self._operations_of = operations
-        self._last_step = last_step
         self._operations: OpMode | None = None
-        self._step: int | None = None
-        self._recorded_values: list[RecordedValue] = []
-        self._tensors: list[Kept] = []
-        self._counts: dict[tuple[Scope, str, str], int] = {}
-        self._previous: dict[int, Digested] = {}
-        self._is_pending = False
-        """Whether a GPU computes digests of this step."""
+        self._current: Held | None = None
         self._held: Held | None = None
+        """The step that has ended last, while it is not written."""
 
     @property
     def step(self) -> int | None:
         """The step that has begun and not ended; None between steps."""
-        return self._step
+        return None if self._current is None else self._current.number
 
     @property
     def unfinished_step(self) -> int | None:
         """The step that has begun, once more of it is recorded than what it begins with; None between steps."""
-        has_more = any(each.scope is not Scope.CONTEXT for each in self._recorded_values)
-        return self._step if has_more else None
+        values = self._current.values if self._current is not None else ()
+        return self.step if any(each.scope is not Scope.CONTEXT for each in values) else None
 
     @property
     def keeps_tensors(self) -> bool:
         """Whether all tensors of the step that has begun are kept."""
-        return self._step is not None and self._keeps(self._step)
+        return self._current is not None and self._keeps(self._current.number)
 
     @property
     def needs_tensors(self) -> bool:
@@ -205,8 +200,7 @@ class Recorder:
     def begin_step(self, step: int) -> None:
         """Begin a step; what was recorded of one that was not ended is dropped."""
         self._stop_operations()
-        self._take()
-        self._step = step
+        self._current = Held(step)
         if (operations := self._operations_of(step)) is not None:
             self._operations = operations
             operations.start()
@@ -219,19 +213,15 @@ class Recorder:
         The second value of a phase and name is its second occurrence. Small ones of KEPT_PHASES are kept beside their
         digests. TraceError outside a step, and for other values.
         """
-        for seen in look([(name, value)], scope):
-            self.record_seen(phase, seen, is_kept=phase in KEPT_PHASES and _is_small(seen.tensor))
+        self.record_all(phase, [(name, value)], scope=scope)
 
     def record_all(self, phase: str, values: Iterable[tuple[str, Any]], *, scope: Scope = Scope.LOGICAL) -> None:
         """Record many named values, as `record` does each: those on a GPU with one launch and one wait for all.
 
         `values` may be made one after the other: they are digested whenever MAX_HELD_BYTES of them have come.
         """
-        if self._callbacks:  # which stand at one value after the other
-            for name, value in values:
-                self.record(phase, name, value, scope=scope)
-            return
-        for batch in _batches(values):
+        # callbacks stand at one value after the other
+        for batch in ([each] for each in values) if self._callbacks else _batches(values):
             for seen in look(batch, scope):
                 self.record_seen(phase, seen, is_kept=phase in KEPT_PHASES and _is_small(seen.tensor))
 
@@ -239,23 +229,23 @@ class Recorder:
         self, phase: str, seen: Observation, *, is_kept: bool = False, previous: Digested | None = None
     ) -> None:
         """Record a value that `look` has digested, unless it is `previous`; `is_kept` keeps it too, as `keeps` does."""
-        if self._step is None:
+        if (step := self._current) is None:
             raise TraceError(f"{phase} {seen.name} outside a step", remedy="call begin_step(step) first")
         digested, is_kept = seen.digested, seen.tensor is not None and (is_kept or self.keeps_tensors)
         if is_kept or self._callbacks:
             digested = digested.settled()
         if digested.is_pending:
-            self._is_pending = True
+            step.is_pending = True
             if previous is not None:
-                self._previous[len(self._recorded_values)] = previous
+                step.previous[len(step.values)] = previous
         elif previous == digested:
             return
-        count = self._counts.get((seen.scope, phase, seen.name), 0)
-        self._counts[seen.scope, phase, seen.name] = count + 1
+        count = step.counts.get((seen.scope, phase, seen.name), 0)
+        step.counts[seen.scope, phase, seen.name] = count + 1
         recorded_value = RecordedValue(phase, seen.name, count, *digested, seen.scope)
-        self._recorded_values.append(recorded_value)
+        step.values.append(recorded_value)
         if is_kept and seen.tensor is not None:
-            self._tensors.append((recorded_value, bytes(tensor_bytes(seen.tensor))))
+            step.tensors.append((recorded_value, bytes(tensor_bytes(seen.tensor))))
         for callback in self._callbacks:
             callback.on_value(recorded_value, seen.text if seen.tensor is None else seen.tensor)
 
@@ -265,18 +255,16 @@ class Recorder:
         `values` are those of the curve, or functions that return one once the digests are there. TraceError where no
         step has begun; RunEnded, once it is written, after the last step that is wanted.
         """
-        if self._step is None:
+        if (ended := self._current) is None:
             raise TraceError("a step ended that had not begun", remedy="call begin_step(step) first")
         self._stop_operations()
-        curve = {
+        ended.curve = {
             name: value if callable(value) else as_float(value) for name, value in values.items() if value is not None
         }
-        is_pending = self._is_pending
-        ended = self._take(curve)
-        assert ended is not None
+        self._current = None
         self.flush()
         self._held = ended
-        if is_pending and ended.number != self._last_step:
+        if ended.is_pending and ended.number != self._last_step:
             return
         logged = self.flush()
         for callback in self._callbacks:
@@ -299,13 +287,6 @@ class Recorder:
         """Drop what is not written: in a forked child it is the parent's."""
         self._held = None
 
-    def _take(self, curve: Mapping[str, Float | Callable[[], Float | None]] = MappingProxyType({})) -> Held | None:
-        """What was recorded of the step that has begun, which ends with it."""
-        step, taken = self._step, (self._recorded_values, self._previous, self._tensors)
-        self._step, self._recorded_values, self._tensors, self._counts = None, [], [], {}
-        self._previous, self._is_pending = {}, False
-        return None if step is None else Held(step, *taken, curve)
-
     def share(self, num_others: int) -> Sequence[Callable[[], Any]]:
         """Record as rank 0 with that many other processes; return what each of them calls to open its recorder.
 
@@ -321,11 +302,12 @@ class Recorder:
         What was recorded of it; None where no step has begun.
         """
         self._stop_operations()
-        if self._step is not None:
+        broken, self._current = self._current, None
+        if broken is not None:
             for callback in self._callbacks:
-                callback.on_break_off(self._step, error)
+                callback.on_break_off(broken.number, error)
         self.flush()
-        return self._take()
+        return broken
 
     def _stop_operations(self) -> None:
         operations, self._operations = self._operations, None
