@@ -405,7 +405,8 @@ class AutomaticRecorder:
         self._in_backward = False
         self._stepped_in_backward: list[Optimizer] = []
         """Those that have stepped within the present backward."""
-        self._is_resting = self._is_paused = False
+        self.is_paused = self._is_resting = False
+        """Whether hooks rest while a person looks; whether they rest for good."""
         self._threads, self._compiled = TrainingThreads(), CompiledSteps()
         self._lock = threading.RLock()
         """Held while something is recorded: the autograd engine has a thread for each GPU."""
@@ -444,17 +445,9 @@ class AutomaticRecorder:
         """A module that brings a random-number generator has just been imported."""
         self._guarded(self._steps.random.meet_new)
 
-    def rest(self, is_resting: bool = True) -> None:
-        """Pause or resume the hooks: a program that records itself does not need them."""
-        self._is_resting = is_resting
-
-    def pause(self, is_paused: bool) -> None:
-        """Pause the hooks while a step is repeated; they resume unless they rested before."""
-        self._is_paused = is_paused
-
     def hand_over(self) -> OpMode | None:
         """Rest for good; what records operations since torch was imported, if step 0 was asked for, is the caller's."""
-        self.rest()
+        self._is_resting = True
         operations, self._steps.operations = self._steps.operations, None
         return operations
 
@@ -492,7 +485,7 @@ class AutomaticRecorder:
 
     @property
     def _is_idle(self) -> bool:
-        return self._is_resting or self._is_paused or not self._log.is_recording
+        return self._is_resting or self.is_paused or not self._log.is_recording
 
     def _renew_lock(self) -> None:
         """In a forked child: whoever held the lock is not there."""
@@ -901,12 +894,14 @@ def meet_generators() -> None:
 @contextmanager
 def paused_hooks() -> Iterator[None]:
     """Let the hooks in torch rest."""
-    pause = _active.foreign.pause if _active.foreign is not None else lambda is_paused: None
-    pause(True)
+    foreign = _active.foreign
+    if foreign is not None:
+        foreign.is_paused = True
     try:
         yield
     finally:
-        pause(False)
+        if foreign is not None:
+            foreign.is_paused = False
 
 
 def active_log() -> ProcessLog | None:

@@ -7,6 +7,7 @@ torch.compile traces the Python of a program, these functions included: whatever
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -280,19 +281,13 @@ def hook_scalers(num_begun: Callable[[], int], overflow: Callable[[Any, Optimize
 
     `num_begun` counts the steps that optimizers have begun.
     """
-    original = torch.amp.GradScaler.step
+    before: list[int] = []
 
-    def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return original(scaler, optimizer, *args, **kwargs)
-        before = num_begun()
-        result = original(scaler, optimizer, *args, **kwargs)
-        if num_begun() == before:
+    def step_is_over(_: Any, scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        if before.pop() == num_begun():
             overflow(scaler, optimizer)
-        return result
 
-    _leave_to_python(num_begun, overflow)
-    torch.amp.GradScaler.step = _replace(original, step)  # type: ignore[method-assign]
+    look_at_calls(torch.amp.GradScaler, "step", lambda *_, **__: before.append(num_begun()), step_is_over)
 
 
 def hook_loaders(receive: Callable[[Any, Any, dict[int, Any]], None]) -> None:
@@ -300,19 +295,13 @@ def hook_loaders(receive: Callable[[Any, Any, dict[int, Any]], None]) -> None:
 
     The tasks are those before the batch was handed out.
     """
-    loader = torch.utils.data.dataloader._BaseDataLoaderIter
-    original = loader.__next__
-
-    def next_batch(iterator: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return original(iterator)
-        tasks = tasks_of(iterator)
-        batch = original(iterator)
-        receive(batch, iterator, tasks)
-        return batch
-
-    _leave_to_python(receive, tasks_of)
-    loader.__next__ = _replace(original, next_batch)  # type: ignore[method-assign]
+    tasks: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
+    look_at_calls(
+        torch.utils.data.dataloader._BaseDataLoaderIter,
+        "__next__",
+        lambda iterator: tasks.update({iterator: tasks_of(iterator)}),
+        lambda batch, iterator: receive(batch, iterator, tasks[iterator]),
+    )
 
 
 def tasks_of(iterator: Any) -> dict[int, Any]:

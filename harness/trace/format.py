@@ -303,10 +303,32 @@ class StepHead:
     num_contexts: int
 
 
-def read_kind(file: BinaryIO, place: FramePosition) -> bytes:
-    """Return the kind of a payload: STEP, DONE, or other bytes."""
-    file.seek(place.start)
-    return file.read(min(len(STEP), place.length))
+def read_steps(
+    file: BinaryIO, size_bytes: int
+) -> tuple[dict[int, StepHead], dict[int, FramePosition], int | None, int]:
+    """Return (heads, positions, number of steps in the last frame of a closed log, end of the last complete frame).
+
+    From the file's position on. TraceError for frames that are complete but violate the format.
+    """
+    heads: dict[int, StepHead] = {}
+    places: dict[int, FramePosition] = {}
+    num_done, end = None, file.tell()
+    for place in complete_frames(file, size_bytes):
+        file.seek(place.start)
+        kind = file.read(min(len(STEP), place.length))
+        if num_done is not None or kind not in (STEP, DONE):
+            raise malformed(f"{kind!r}" if num_done is None else "frames after DONE")
+        if kind == STEP:
+            head = read_step_head(file, place)
+            if heads and head.step <= next(reversed(heads)):
+                raise malformed(f"step {head.step} after step {next(reversed(heads))}")
+            heads[head.step], places[head.step] = head, place
+        elif place.length != _DONE.size:
+            raise malformed(f"{place.length} bytes of DONE")
+        else:
+            num_done = int.from_bytes(file.read(_DONE.size - len(DONE)), "little")
+        end = place.frame_end
+    return heads, places, num_done, end
 
 
 def read_step_head(file: BinaryIO, place: FramePosition) -> StepHead:
@@ -320,15 +342,6 @@ def read_step_head(file: BinaryIO, place: FramePosition) -> StepHead:
     scopes = file.read(num_values)
     counts = [scopes.count(scope) for scope in (Scope.LOGICAL, Scope.SHARD, Scope.PHYSICAL, Scope.CONTEXT)]
     return StepHead(step, root, chain, num_values, *counts)
-
-
-def read_num_steps(file: BinaryIO, place: FramePosition) -> int:
-    """Return the number of steps in a DONE payload; TraceError if it violates the format."""
-    if place.length != _DONE.size:
-        raise malformed(f"{place.length} bytes of DONE")
-    file.seek(place.start)
-    _, num_steps = _DONE.unpack(file.read(_DONE.size))
-    return int(num_steps)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,9 @@ from harness.bits.errors import TraceError
 from harness.bits.files import MAX_JSON_BYTES, open_regular, read_regular
 from harness.trace.format import (
     CURVE,
-    DONE,
     HEADER,
     MAGIC,
     MANIFEST,
-    STEP,
     TENSORS,
     Columns,
     CurvePoint,
@@ -28,17 +26,13 @@ from harness.trace.format import (
     RecordedValue,
     StepHead,
     bad_line,
-    complete_frames,
     log_name,
-    malformed,
     next_chain,
     parse_curve,
     raw_value,
     read_columns,
     read_digested,
-    read_kind,
-    read_num_steps,
-    read_step_head,
+    read_steps,
     tensors_name,
 )
 from harness.trace.manifest import Manifest, parse_manifest, refuse_newer
@@ -241,28 +235,14 @@ def _no_trace(path: Path) -> TraceError:
 
 def read_log(path: Path) -> RankLog:
     """Read one rank's log; TraceError for another file, a newer format, or complete but malformed frames."""
-    heads: dict[int, StepHead] = {}
-    places: dict[int, FramePosition] = {}
-    num_done: int | None = None
     with open_regular(path, follows_links=True) as file:
         size_bytes = os.fstat(file.fileno()).st_size
-        header = file.read(len(HEADER))
-        end = _checked_header(header, path)
-        for place in complete_frames(file, size_bytes) if end else ():
-            kind = read_kind(file, place)
-            if num_done is not None or kind not in (STEP, DONE):
-                raise _in(path, malformed(f"{kind!r}" if num_done is None else "frames after DONE"))
-            try:
-                if kind == DONE:
-                    num_done = read_num_steps(file, place)
-                else:
-                    head = read_step_head(file, place)
-                    if heads and head.step <= next(reversed(heads)):
-                        raise malformed(f"step {head.step} after step {next(reversed(heads))}")
-                    heads[head.step], places[head.step] = head, place
-            except TraceError as error:
-                raise _in(path, error) from None
-            end = place.frame_end
+        if not _checked_header(file.read(len(HEADER)), path):
+            return RankLog(path, {}, {}, is_closed=False, num_skipped_bytes=size_bytes)
+        try:
+            heads, places, num_done, end = read_steps(file, size_bytes)
+        except TraceError as error:
+            raise _in(path, error) from None
     return RankLog(path, heads, places, num_done == len(heads), size_bytes - end)
 
 
@@ -277,14 +257,14 @@ def chain_breaks(log: RankLog, start: bytes | None) -> list[int]:
     return wrong
 
 
-def _checked_header(header: bytes, path: Path) -> int:
-    """Return the number of complete header bytes: all, or none if the header is truncated."""
+def _checked_header(header: bytes, path: Path) -> bool:
+    """Return whether a header is complete; TraceError for another file's, or that of a newer format."""
     if not MAGIC.startswith(header[: len(MAGIC)]):
         raise TraceError(f"{path} is not a log of a trace", legal=f"a file that begins with {MAGIC.decode()}")
     if len(header) < len(HEADER):
-        return 0
+        return False
     refuse_newer(int.from_bytes(header[len(MAGIC) :], "little"), "")
-    return len(HEADER)
+    return True
 
 
 def _manifest(path: Path, text: str) -> Manifest | None:
