@@ -126,6 +126,8 @@ class Held:
 
     def settled(self) -> list[RecordedValue]:
         """The values that count, with their bytes; waits for the GPU."""
+        if not self.is_pending:
+            return self.values
         found, counts = list[RecordedValue](), dict[tuple[Scope, str, str], int]()
         for index, value in enumerate(self.values):
             if (before := self.previous.get(index)) is not None and before == Digested(*value[3:7]):
