@@ -24,7 +24,7 @@ import pdb
 import pprint
 import select
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -76,24 +76,16 @@ def value_range(tensor: torch.Tensor) -> dict[str, float | int]:
 
 def elements_text(tensor: torch.Tensor) -> str:
     """The elements with all their digits, in C order; as torch prints them where the dtype is not understood."""
-    dtype, num_elements = dtype_name(tensor.dtype), tensor.numel()
+    dtype, flat = dtype_name(tensor.dtype), tensor.reshape(-1)
     if dtype not in ELEMENT_BYTES:
         return str(tensor)
-    flat, size, ranges = tensor.reshape(-1), ELEMENT_BYTES[dtype], [range(each) for each in tensor.shape]
-    is_line = num_elements <= LINE_ELEMENTS and tensor.dim() < 2
-
-    def lines(begin: int, end: int) -> Iterator[str]:
-        data = bytes(tensor_bytes(flat[begin:end]))
+    size, per_line, lines = ELEMENT_BYTES[dtype], min([LINE_ELEMENTS, *tensor.shape[-1:]]), list[str]()
+    for part in [flat] if len(flat) <= MAX_ELEMENTS else [flat[:NUM_AT_END], flat[-NUM_AT_END:]]:
+        lines += [f"... {len(flat) - 2 * NUM_AT_END:,} more"] if lines else []
+        data = bytes(tensor_bytes(part))
         texts = [shown(dtype, int.from_bytes(data[at : at + size], "little")) for at in range(0, len(data), size)]
-        width, step = max(map(len, texts), default=0), min([LINE_ELEMENTS, *tensor.shape[-1:]])
-        for at in range(0, len(texts), step):
-            place = "" if is_line else f"{coordinates(begin + at, ranges)}  "
-            yield place + "  ".join(text if is_line else text.rjust(width) for text in texts[at : at + step])
-
-    if num_elements <= MAX_ELEMENTS:
-        return "\n".join(lines(0, num_elements)) or "no elements"
-    omitted = f"... {num_elements - 2 * NUM_AT_END:,} more"
-    return "\n".join([*lines(0, NUM_AT_END), omitted, *lines(num_elements - NUM_AT_END, num_elements)])
+        lines += ["  ".join(texts[at : at + per_line]) for at in range(0, len(texts), per_line)]
+    return "\n".join(lines) or "no elements"
 
 
 ORDERS, ANSWERS, OWNER = "orders.pipe", "answers.pipe", "owner"

@@ -409,8 +409,6 @@ def shard_sums(trace: Trace, step: int) -> dict[Key, tuple[bytes, dict[int, byte
 #
 # Logs that are equal in every step belong together; of the others, those that are equal for the longest time. Pure.
 
-MAX_PAIRS = 4096
-"""So many pairs of processes are compared, about a second; of more, those with equal numbers are matched: a guess."""
 Likeness = tuple[int, int]
 """(equal steps at the beginning, equal values in the step after them)."""
 
@@ -469,10 +467,6 @@ def _match_equal(a: Trace, b: Trace, of_a: list[int], of_b: list[int]) -> dict[i
 
 def _match_alike(a: Trace, b: Trace, of_a: list[int], of_b: list[int]) -> tuple[dict[int, int], bool]:
     """(the other processes, the most alike first; whether there was a choice between equally good ones)."""
-    if len(of_a) * len(of_b) > MAX_PAIRS:
-        both = {*of_a} & {*of_b}
-        left_a, left_b = ([each for each in of if each not in both] for of in (of_a, of_b))
-        return {**{each: each for each in both}, **dict(zip(left_a, left_b, strict=False))}, True
     found: dict[int, int] = {}
     is_guess = False
     is_choice = len(of_a) + len(of_b) > 2
