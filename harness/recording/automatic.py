@@ -24,18 +24,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from harness.recording import hooks
 from harness.recording.determinism import set_flags
-from harness.recording.hooks import (
-    NOT_RECORDED,
-    CompiledSteps,
-    hook_backward,
-    hook_forward,
-    hook_loaders,
-    hook_optimizers,
-    hook_scalers,
-    hook_steps,
-    tasks_of,
-)
 from harness.recording.metrics import PrintedMetrics
 from harness.recording.names import ParameterNames, note_modules
 from harness.recording.operations import OpMode
@@ -183,7 +173,7 @@ def generators_of(iterator: Any) -> Iterator[torch.Generator]:
 
 def _task(iterator: Any, tasks: Mapping[int, Any]) -> tuple[int, int]:
     """(batch, worker) of the task that was handed out; (0, MAIN_PROCESS) where torch does not say."""
-    done = tasks.keys() - tasks_of(iterator).keys()
+    done = tasks.keys() - hooks.tasks_of(iterator).keys()
     # Workers that have come to their end leave tasks behind, which go with the one that is handed out.
     index = getattr(iterator, "_rcvd_idx", 0) - 1 if getattr(iterator, "_in_order", True) else max(done, default=-1)
     task = tasks.get(index)
@@ -404,7 +394,7 @@ class AutomaticRecorder:
         """Those that have stepped within the present backward."""
         self.is_paused = self._is_resting = False
         """Whether hooks rest while a person looks; whether they rest for good."""
-        self._threads, self._compiled = TrainingThreads(), CompiledSteps()
+        self._threads, self._compiled = TrainingThreads(), hooks.CompiledSteps()
         self._lock = threading.RLock()
         """Held while something is recorded: the autograd engine has a thread for each GPU."""
         os.register_at_fork(after_in_child=self._renew_lock)
@@ -423,18 +413,18 @@ class AutomaticRecorder:
     def install(self) -> None:
         """Put the hooks in. Once, right after torch has been imported."""
         note_modules()
-        self._stepping = hook_steps(
+        self._stepping = hooks.hook_steps(
             self._begin_step,
             self._end_step,
             lambda optimizer: self.guarded(self.after_closure, optimizer),
             self._compiled,
             lambda: self.guarded(self._steps.in_phase, "forward"),
         )
-        hook_optimizers(self.see_optimizer)
-        hook_backward(self._enter_backward, self._leave_backward)
-        hook_scalers(lambda: self._num_begun, self._leave_out_step)
-        hook_loaders(self._receive_batch)
-        hook_forward(self._enter_forward)
+        hooks.hook_optimizers(self.see_optimizer)
+        hooks.hook_backward(self._enter_backward, self._leave_backward)
+        hooks.hook_scalers(lambda: self._num_begun, self._leave_out_step)
+        hooks.hook_loaders(self._receive_batch)
+        hooks.hook_forward(self._enter_forward)
         if self._log.orders.op_step == 0 and not self._log.orders.has_entry:
             self._steps.begin()  # nothing announces the first forward, and weights are made before it
 
@@ -508,7 +498,7 @@ class AutomaticRecorder:
         self._compiled.have_run = False
         self._steps.settle()
         self._steps.finish()  # of a step before it that was about to be written
-        self._log.give_up(NOT_RECORDED)
+        self._log.give_up(hooks.NOT_RECORDED)
 
     # -------------------------------------------------------------------------------------------------- what happens
 

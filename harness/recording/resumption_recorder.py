@@ -27,16 +27,8 @@ from torch.optim import Optimizer
 from xxhash import xxh3_64_hexdigest
 
 from harness.bits.tensor_digests import digests_of, host_bytes
+from harness.recording import hooks
 from harness.recording.automatic import REMEMBERED
-from harness.recording.hooks import (
-    CompiledSteps,
-    hook_backward,
-    hook_forward,
-    hook_loaders,
-    hook_optimizers,
-    hook_steps,
-    look_at_calls,
-)
 from harness.recording.names import ParameterNames
 from harness.recording.process import rank_and_world_size
 from harness.recording.program_state import is_capturing, is_in_backward, outside_modes, read_states
@@ -74,25 +66,25 @@ class ResumptionRecorder(RecorderCallback):
         self._has_saved = True
         """Whether variables are recorded with the next step: the first one, and each after a checkpoint."""
         self._line: Line = self._new_line()
-        hook_steps(
+        hooks.hook_steps(
             self._begin_step,
             lambda optimizer: self._guarded(self._finish_step, optimizer),
             lambda _: None,
-            CompiledSteps(),
+            hooks.CompiledSteps(),
         )
-        hook_optimizers(lambda optimizer: self._optimizers.append(weakref.ref(optimizer)))
-        hook_backward(lambda tensors: self._guarded(self._see_losses, tensors), lambda: None)
-        hook_loaders(lambda batch, iterator, _: self._guarded(self._see_batch, batch, iterator))
-        look_at_calls(
+        hooks.hook_optimizers(lambda optimizer: self._optimizers.append(weakref.ref(optimizer)))
+        hooks.hook_backward(lambda tensors: self._guarded(self._see_losses, tensors), lambda: None)
+        hooks.hook_loaders(lambda batch, iterator, _: self._guarded(self._see_batch, batch, iterator))
+        hooks.look_at_calls(
             torch.utils.data.dataloader._BaseDataLoaderIter,
             "_next_index",
             after=lambda index, iterator: self._asked.setdefault(iterator, deque()).append(index),
         )
-        hook_forward(
+        hooks.hook_forward(
             lambda _, args, kwargs: self._guarded(self._see_inputs, args, kwargs, torch.is_grad_enabled()),
             lambda output: self._guarded(self._see_output, output),
         )
-        look_at_calls(torch, "save", self._before_save)
+        hooks.look_at_calls(torch, "save", self._before_save)
         atexit.register(self._guarded, self._end)
 
     @staticmethod
@@ -127,7 +119,7 @@ class ResumptionRecorder(RecorderCallback):
             def before(*args: Any, **kwargs: Any) -> None:
                 self._guarded(self._see_save, None, kwargs.get("filename", args[1] if len(args) > 1 else None))
 
-            look_at_calls(module, "serialize_file", before)
+            hooks.look_at_calls(module, "serialize_file", before)
 
     def _begin_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._guarded(self._see_step, optimizer)

@@ -13,28 +13,7 @@ from pathlib import Path
 from harness.bits.digests import RAW
 from harness.bits.errors import TraceError
 from harness.bits.files import MAX_JSON_BYTES, open_regular, read_regular
-from harness.trace.format import (
-    CURVE,
-    HEADER,
-    MAGIC,
-    MANIFEST,
-    TENSORS,
-    Columns,
-    CurvePoint,
-    DamagedTensor,
-    FramePosition,
-    RecordedValue,
-    StepHead,
-    bad_line,
-    log_name,
-    next_chain,
-    parse_curve,
-    raw_value,
-    read_columns,
-    read_digested,
-    read_steps,
-    tensors_name,
-)
+from harness.trace import format as fmt
 from harness.trace.manifest import Manifest, parse_manifest, refuse_newer
 
 MAX_TEXT_BYTES = 2**30
@@ -50,16 +29,16 @@ class RankLog:
     """One rank's log, up to its last complete frame."""
 
     path: Path
-    heads: Mapping[int, StepHead]
+    heads: Mapping[int, fmt.StepHead]
     """By step, in the order in which they were written, which is that of the steps."""
-    places: Mapping[int, FramePosition] = field(repr=False)
+    places: Mapping[int, fmt.FramePosition] = field(repr=False)
     is_closed: bool
     """Whether it ends as a log that was closed in order, and has as many steps as it says."""
     num_skipped_bytes: int
     """Number of bytes after the last complete frame."""
     shift: int = 0
     """By how much its steps have larger numbers than in its files: comparing a resumed run moves them."""
-    changed: Mapping[int, Columns] = field(default_factory=dict, repr=False)
+    changed: Mapping[int, fmt.Columns] = field(default_factory=dict, repr=False)
     """Values of steps that are compared in place of those in the file."""
 
     @property
@@ -69,7 +48,7 @@ class RankLog:
         assert found is not None
         return found
 
-    def columns(self, step: int) -> Columns:
+    def columns(self, step: int) -> fmt.Columns:
         """Return the values of a step, not decoded; KeyError for a step that it does not have.
 
         TraceError if the file has changed.
@@ -79,7 +58,7 @@ class RankLog:
         place = self.places[step]
         try:
             with open_regular(self.path, follows_links=True) as file:
-                return read_columns(file, place, self.heads[step].num_values)
+                return fmt.read_columns(file, place, self.heads[step].num_values)
         except OSError as error:
             raise TraceError(f"{self.path} cannot be read: {error.strerror}") from None
 
@@ -92,13 +71,13 @@ class Trace:
     manifest: Manifest | None
     """None where it is missing or cut."""
     ranks: Mapping[int, RankLog]
-    curve: tuple[CurvePoint, ...]
+    curve: tuple[fmt.CurvePoint, ...]
     """Points of the curve, up to the first damaged line."""
     curve_ends_at: int | None = None
     """The line, from 1, from which on it was not read, being cut or none of a curve; None where all of it was."""
     damaged: set[tuple[int, int]] = field(default_factory=set, compare=False, repr=False)
     """(step, rank) of kept tensors that were asked for and are damaged."""
-    _opened: dict[tuple[int, int], Columns] = field(default_factory=dict, compare=False, repr=False)
+    _opened: dict[tuple[int, int], fmt.Columns] = field(default_factory=dict, compare=False, repr=False)
     """What was opened last: a step of a million values is a hundred megabytes, and is asked for several times."""
 
     @cached_property
@@ -113,9 +92,9 @@ class Trace:
             found += _absent(self.manifest.world_size, self.ranks.keys())
         for rank, log in self.ranks.items():
             if log.num_skipped_bytes:
-                found.append(f"{log_name(rank)} is torn: its last {log.num_skipped_bytes:,} bytes were skipped")
+                found.append(f"{fmt.log_name(rank)} is torn: its last {log.num_skipped_bytes:,} bytes were skipped")
             elif not log.is_closed:
-                found.append(f"{log_name(rank)} was not closed")
+                found.append(f"{fmt.log_name(rank)} was not closed")
         return tuple(found)
 
     @property
@@ -130,9 +109,9 @@ class Trace:
         if self.manifest is not None and self.manifest.complete and len(self.ranks) > self.manifest.world_size:
             world_size = self.manifest.world_size
             ranks = f"{world_size} rank" + ("s" if world_size > 1 else "")
-            found.append(f"{log_name(max(self.ranks))} exists, but its manifest counts {ranks}")
+            found.append(f"{fmt.log_name(max(self.ranks))} exists, but its manifest counts {ranks}")
         if self.curve_ends_at is not None:
-            found.append(f"{CURVE} is damaged: it was read up to line {self.curve_ends_at}")
+            found.append(f"{fmt.CURVE} is damaged: it was read up to line {self.curve_ends_at}")
         if self.damaged:
             (step, rank), *others = sorted(self.damaged)
             more = f" and {len(others)} more" if others else ""
@@ -148,18 +127,18 @@ class Trace:
         found = {step for log in self.ranks.values() for step in log.heads}
         return tuple(sorted(step for step in found if end is None or step <= end))
 
-    def tensor(self, step: int, rank: int, recorded_value: RecordedValue) -> bytes | None:
+    def tensor(self, step: int, rank: int, recorded_value: fmt.RecordedValue) -> bytes | None:
         """Return the bytes of a value that was kept in a file, or in the digest itself; None if the trace has neither.
 
         Damaged bytes give None too, and `damages` reports them. TraceError if the file cannot be read.
         """
         if recorded_value.algorithm == RAW:
-            return raw_value(recorded_value)
+            return fmt.raw_value(recorded_value)
         number, shift = (self.ranks[rank].number, self.ranks[rank].shift) if rank in self.ranks else (rank, 0)
-        path = self.directory / TENSORS / tensors_name(number, step - shift)
+        path = self.directory / fmt.TENSORS / fmt.tensors_name(number, step - shift)
         try:
-            return read_digested(path, recorded_value)
-        except DamagedTensor:
+            return fmt.read_digested(path, recorded_value)
+        except fmt.DamagedTensor:
             if (
                 recorded_value in self.columns(step, rank).values()
             ):  # else it is another rank's, and this one has it otherwise
@@ -168,7 +147,7 @@ class Trace:
         except OSError as error:
             raise TraceError(f"{path} cannot be read: {error.strerror}") from None
 
-    def columns(self, step: int, rank: int) -> Columns:
+    def columns(self, step: int, rank: int) -> fmt.Columns:
         """Return the values of one rank's step, not decoded; KeyError for one that it does not have.
 
         TraceError if the file has changed.
@@ -195,7 +174,7 @@ class Trace:
 def _absent(world_size: int, ranks: Collection[int]) -> Iterator[str]:
     """The first logs that are missing, and the number of the rest: a manifest may claim any world size."""
     absent = (rank for rank in range(world_size) if rank not in ranks)
-    yield from (f"{log_name(rank)} is missing" for rank in islice(absent, MAX_ABSENT))
+    yield from (f"{fmt.log_name(rank)} is missing" for rank in islice(absent, MAX_ABSENT))
     if num_more := sum(1 for _ in absent):
         yield f"{num_more:,} more logs are missing"
 
@@ -208,15 +187,15 @@ def read_trace(directory: Path) -> Trace:
     try:
         if directory.is_file():
             raise _no_trace(directory)
-        text = _text(directory / MANIFEST, MAX_JSON_BYTES)
-        manifest = None if text is None else _manifest(directory / MANIFEST, text)
+        text = _text(directory / fmt.MANIFEST, MAX_JSON_BYTES)
+        manifest = None if text is None else _manifest(directory / fmt.MANIFEST, text)
         paths = {rank: path for path in directory.glob("rank-*.log") if (rank := _rank(path)) is not None}
         if text is None and not paths:
             raise _no_trace(directory)
         logs = {rank: read_log(paths[rank]) for rank in sorted(paths)}
-        curve = _text(directory / CURVE, MAX_TEXT_BYTES) or ""
-        points = tuple(parse_curve(curve))
-        return Trace(directory, manifest, logs, points, bad_line(curve, len(points)))
+        curve = _text(directory / fmt.CURVE, MAX_TEXT_BYTES) or ""
+        points = tuple(fmt.parse_curve(curve))
+        return Trace(directory, manifest, logs, points, fmt.bad_line(curve, len(points)))
     except OSError as error:
         raise TraceError(f"{error.filename} cannot be read: {error.strerror}") from None
 
@@ -226,21 +205,21 @@ def _no_trace(path: Path) -> TraceError:
     what, remedy = f"no trace in {path}", "pass the directory that was given to --out"
     if path.is_file():
         what = f"{path} is a file"
-        is_of_trace = any((path.parent / name).is_file() for name in (MANIFEST, log_name(0)))
+        is_of_trace = any((path.parent / name).is_file() for name in (fmt.MANIFEST, fmt.log_name(0)))
         remedy = f"name the directory: {path.parent}" if is_of_trace else remedy
-    elif below := sorted(each.parent for each in path.glob(f"*/{MANIFEST}")):
+    elif below := sorted(each.parent for each in path.glob(f"*/{fmt.MANIFEST}")):
         remedy = f"name one of the traces in it: {', '.join(map(str, below[:MAX_NAMES]))}"
-    return TraceError(what, legal=f"a directory with {MANIFEST} and {log_name(0)}", remedy=remedy)
+    return TraceError(what, legal=f"a directory with {fmt.MANIFEST} and {fmt.log_name(0)}", remedy=remedy)
 
 
 def read_log(path: Path) -> RankLog:
     """Read one rank's log; TraceError for another file, a newer format, or complete but malformed frames."""
     with open_regular(path, follows_links=True) as file:
         size_bytes = os.fstat(file.fileno()).st_size
-        if not _checked_header(file.read(len(HEADER)), path):
+        if not _checked_header(file.read(len(fmt.HEADER)), path):
             return RankLog(path, {}, {}, is_closed=False, num_skipped_bytes=size_bytes)
         try:
-            heads, places, num_done, end = read_steps(file, size_bytes)
+            heads, places, num_done, end = fmt.read_steps(file, size_bytes)
         except TraceError as error:
             raise _in(path, error) from None
     return RankLog(path, heads, places, num_done == len(heads), size_bytes - end)
@@ -251,7 +230,7 @@ def chain_breaks(log: RankLog, start: bytes | None) -> list[int]:
     wrong = []
     previous = start if log.heads and next(iter(log.heads)) == 0 else None
     for step, head in log.heads.items():
-        if previous is not None and next_chain(previous, head.root) != head.chain:
+        if previous is not None and fmt.next_chain(previous, head.root) != head.chain:
             wrong.append(step)
         previous = head.chain
     return wrong
@@ -259,11 +238,11 @@ def chain_breaks(log: RankLog, start: bytes | None) -> list[int]:
 
 def _checked_header(header: bytes, path: Path) -> bool:
     """Return whether a header is complete; TraceError for another file's, or that of a newer format."""
-    if not MAGIC.startswith(header[: len(MAGIC)]):
-        raise TraceError(f"{path} is not a log of a trace", legal=f"a file that begins with {MAGIC.decode()}")
-    if len(header) < len(HEADER):
+    if not fmt.MAGIC.startswith(header[: len(fmt.MAGIC)]):
+        raise TraceError(f"{path} is not a log of a trace", legal=f"a file that begins with {fmt.MAGIC.decode()}")
+    if len(header) < len(fmt.HEADER):
         return False
-    refuse_newer(int.from_bytes(header[len(MAGIC) :], "little"), "")
+    refuse_newer(int.from_bytes(header[len(fmt.MAGIC) :], "little"), "")
     return True
 
 
@@ -276,7 +255,7 @@ def _manifest(path: Path, text: str) -> Manifest | None:
 
 def _rank(path: Path) -> int | None:
     digits = path.name.removeprefix("rank-").removesuffix(".log")
-    return int(digits) if digits.isdecimal() and path.name == log_name(int(digits)) else None
+    return int(digits) if digits.isdecimal() and path.name == fmt.log_name(int(digits)) else None
 
 
 def _text(path: Path, max_bytes: int) -> str | None:
