@@ -11,6 +11,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,9 @@ class PrintedMetrics:
         """Take the values of one line."""
         values: dict[str, Float] = {}
         if has_json and line.startswith("{") and line.endswith("}"):
-            of_json = floats(numbers_of_json(line))
-            values = {name: value for name, value in of_json.items() if name not in self._patterned}
+            with suppress(*MALFORMED):
+                of_json = floats(json.loads(line))
+                values = {name: value for name, value in of_json.items() if name not in self._patterned}
         for pattern in self._patterns:
             found = floats(pattern.values(line))
             values |= found
@@ -143,15 +145,6 @@ def parse_pattern(text: str) -> Pattern:
     if taken := sorted({*pattern.curve_names} & {*TAKEN}):
         raise ValueError(f"the name {taken[0]!r} is taken: every line of the curve has its own")
     return pattern
-
-
-def numbers_of_json(line: str) -> dict[str, Any]:
-    """The numbers of a JSON object, by name; of any other line nothing."""
-    try:
-        fields = json.loads(line)
-    except MALFORMED:
-        return {}
-    return {} if not isinstance(fields, dict) else fields
 
 
 def floats(values: Any) -> dict[str, Float]:
@@ -276,12 +269,6 @@ def parse_condition(text: str, option: str = "--break-on", words: Sequence[str] 
             remedy=f"{option} 'reward<0.2'",
         )
     return Condition("", match[1], match[2], number)
-
-
-def unknown_names(conditions: Iterable[Condition], known: Iterable[str]) -> list[str]:
-    """What comparisons are made with, and no curve of these names has."""
-    known = set(known)
-    return [each.name for each in conditions if not each.word and each.name_among(known) not in known]
 
 
 def refuse_unknown(unknown: Sequence[str], known: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ to anything.
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import zip_longest
@@ -181,7 +181,7 @@ def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:
     operations: list[Operation] = []
     problem = "its recording was cut"
     try:
-        for line in _complete_lines(text):
+        for line in map(json.loads, text.split("\n")[:-1]):  # what follows the last line break was cut
             if line["k"] == "head" and line["version"] != VERSION:
                 raise TraceError(f"{path} has version {line['version']}", legal=f"{VERSION}")
             if line["k"] == "op":
@@ -277,12 +277,6 @@ def _makers(found: OpDivergence, record: OpRecord) -> tuple[Operation | None, ..
     by_index = {each.index: each for each in record.operations}
     unequal = [maker for maker, equal in zip(found.a.makers, found.inputs_equal, strict=False) if equal is False]
     return tuple(by_index.get(maker) for maker in unequal)
-
-
-def _complete_lines(text: str) -> Iterator[dict[str, Any]]:
-    """Each line as it was written; what follows the last line break was cut."""
-    for line in text.split("\n")[:-1]:
-        yield json.loads(line)
 
 
 def _operation(line: dict[str, Any]) -> Operation:

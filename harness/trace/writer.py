@@ -9,6 +9,7 @@ import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,7 +18,7 @@ from harness.bits.digests import ADDITIVE
 from harness.bits.errors import TraceError
 from harness.bits.files import open_for_writing, write_replacing
 from harness.trace import format as fmt
-from harness.trace.manifest import Manifest, finished, manifest_text
+from harness.trace.manifest import Manifest, manifest_text
 from harness.trace.reader import read_log
 from harness.trace.values import Float
 
@@ -157,7 +158,7 @@ class TraceWriter:
                 if complete:
                     self._files["log"].append(fmt.frame(fmt.done_payload(self.num_steps)))
                     if self.rank == 0 and self._completes_manifest:
-                        write_manifest(self.directory, finished(self._manifest))
+                        write_manifest(self.directory, replace(self._manifest, complete=True))
                 self.ended_by = "closed"
             except (OSError, TraceError) as error:
                 self._end(error)
