@@ -25,7 +25,7 @@ KERNELS_FILES = (  # below /proc and /sys, which no process can replace
     *SUPERVISOR,
     *("harness/process/ports.py", "harness/doctor/resources.py", "harness/doctor/packages.py"),
     "harness/runner/ray/node.py",
-    *("harness/trace/fingerprint.py", "harness/trace/mapped_libraries.py"),
+    "harness/trace/fingerprint.py",
 )
 PACKAGE_DATA = (  # files of an installed package
     *("harness/render/pages.py", "harness/cli/demo.py"),
@@ -43,15 +43,15 @@ NAMED_BY_THE_USER = (  # who may name a terminal or a pipe
     "harness/lab/reproduce/debugger.py",
 )
 OWNED = (
-    # A question for GPUs initialises CUDA in the program that is recorded; cuda_state.py has what may be asked.
+    # A question for GPUs initialises CUDA in the program that is recorded; program_state.py has what may be asked.
     Owned(
         "harness/recording/",
         tuple(
             f"torch.cuda.{name}" for name in ("is_available", "device_count", "init", "get_device_name", "mem_get_info")
         ),
-        ("harness/recording/cuda_state.py",),  # asks where the program has initialised CUDA itself
+        ("harness/recording/program_state.py",),  # asks where the program has initialised CUDA itself
     ),
-    Owned("harness/recording/", ("torch.cuda.is_current_stream_capturing",), ("harness/recording/cuda_state.py",)),
+    Owned("harness/recording/", ("torch.cuda.is_current_stream_capturing",), ("harness/recording/program_state.py",)),
     Owned("harness/", ("time", "datetime.datetime.now", "datetime.datetime.utcnow"), ("harness/process/clock.py",)),
     Owned("harness/", ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"), ENVIRONMENT),
     # A crash that was asked for is a process's own death, at a moment that only it knows.
@@ -96,7 +96,7 @@ OWNED = (
         (".write_text()", ".write_bytes()"),
         (
             "harness/recording/boot/",  # child processes
-            "harness/recording/entry_call.py",  # new, with a mode of its own
+            "harness/recording/run_spec.py",  # new, with a mode of its own
         ),
     ),
     Owned(

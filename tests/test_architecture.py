@@ -79,7 +79,7 @@ def test_a_run_of_tests_imports_nothing_of_the_lab() -> None:
         ("harness/runner/run.py", "def f(process):\n    process.kill()"),
         ("harness/runner/run.py", "def f(process):\n    process.send_signal(9)"),
         ("harness/cli/main.py", "import sys\nsys.exit(1)"),
-        ("harness/recording/op_mode.py", "import torch\ntorch.cuda.is_available()"),
+        ("harness/recording/operations.py", "import torch\ntorch.cuda.is_available()"),
         ("harness/cli/main.py", "raise SystemExit(1)"),
         ("harness/runner/run.py", "def f(path):\n    with open(path) as file: pass"),
         ("harness/runner/run.py", "def f(path):\n    path.read_text('utf-8')"),

@@ -1,7 +1,7 @@
 """Variables that a level of determinism sets before the interpreter of a program starts. Pure, but for `is_intels`.
 
 `off` sets nothing. `deterministic` (two runs of one configuration on one machine agree) sets the table below. Torch's
-flags and the seeds need torch and are set by `recording/determinism_flags.py`. A value that the user has set is kept if
+flags and the seeds need torch and are set by `recording/determinism.py`. A value that the user has set is kept if
 it is suitable and refused if it is not; none is overridden.
 
 `invariant` (bits depend on the configuration and the machine's numerics alone) cannot be had by variables: the program

@@ -36,8 +36,7 @@ def diff(invocation: Invocation, output: opt.Output, /, *, a: str, b: str, steps
     from harness.render.next_commands import next_lines
     from harness.render.serialise import serialised
     from harness.trace.diff import diff as compare
-    from harness.trace.excerpt import excerpt
-    from harness.trace.reader import read_trace
+    from harness.trace.reader import excerpt, read_trace
     from harness.trace.resumption import align
     from harness.trace.verdict import EXIT_CODES
 

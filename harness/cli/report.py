@@ -82,7 +82,7 @@ def read_report(cwd: Path, typed: Sequence[str]) -> "Report":
     from harness.lab.experiment.preparation import place_of
     from harness.lab.report.subjects import Pair, Report, Subject, letter
     from harness.trace.diff import diff
-    from harness.trace.layout import MANIFEST, log_name
+    from harness.trace.format import MANIFEST, log_name
     from harness.trace.reader import read_trace
 
     names: list[str] = []

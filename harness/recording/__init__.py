@@ -32,9 +32,9 @@ def open_recorder(place: "Place | None" = None) -> "Recorder | NullRecorder":
     """
     import torch  # noqa: F401  # first: the recording begins with it
 
-    from harness.recording import active
+    from harness.recording import automatic
 
-    return active.open_recorder(place)
+    return automatic.open_recorder(place)
 
 
 def watch(name: str, value: object) -> None:
@@ -52,9 +52,9 @@ def watch(name: str, value: object) -> None:
 
     if not isinstance(value, torch.Tensor | list | tuple | dict):
         raise TypeError(f"watch({name!r}) of a {type(value).__name__}: a tensor, list, tuple or dictionary is needed")
-    from harness.recording import active
+    from harness.recording import automatic
 
-    active.watch(name, value)
+    automatic.watch(name, value)
 
 
 def watch_replicas(
@@ -73,6 +73,6 @@ def watch_replicas(
     Under `rlharness trace --sentinel` the sentinel runs already: its cadence and directory stay. Raises UsageError for
     a cadence below 1, or parameters before `init_process_group`.
     """
-    from harness.recording.sentinel.sentinel import declare_replicas
+    from harness.recording.sentinel import declare_replicas
 
     declare_replicas(parameters, every=every, directory=directory, ranks=ranks, timeout_s=timeout_s)

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from harness.recording.callbacks import RecorderCallback
-from harness.recording.conditions import INF, NAN, Stop, parse_condition, unknown_names
+from harness.recording.metrics import INF, NAN, Stop, parse_condition
 from harness.recording.notices import say
 from harness.recording.process import rank_and_world_size
+from harness.recording.recorder import RecorderCallback
 from harness.recording.run_spec import RunEnded
 from harness.recording.tensors import NOT_OF_DTYPE
-from harness.trace.chain import RecordedValue, Scope
+from harness.trace.format import RecordedValue, Scope
 from harness.trace.values import Float, shown
 
 NOT_FINITE = "NonFiniteError"
@@ -87,8 +87,9 @@ class Breakpoints(RecorderCallback):
 
     def _refuse_unknown(self) -> None:
         """End the run where nothing was ever told that a comparison could be made with."""
-        for name in unknown_names(self._comparisons, self._known):
-            self._end(Stop("", self._step, self._rank, unknown=name, known=tuple(sorted(self._known))))
+        for each in self._comparisons:
+            if each.name_among(self._known) not in self._known:
+                self._end(Stop("", self._step, self._rank, unknown=each.name, known=tuple(sorted(self._known))))
 
     def _end(self, stop: Stop) -> None:
         self._note(stop)

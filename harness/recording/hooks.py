@@ -7,18 +7,146 @@ torch.compile traces the Python of a program, these functions included: whatever
 import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from harness.recording.batch_origins import tasks_of
-from harness.recording.closures import Arguments, HookedClosure, closure_of, replace_closure
-from harness.recording.compiled import CompiledSteps, breaks_graph, keep_uncompiled
+from harness.recording.metrics import LogValues, floats
 
-Begin = Callable[[Optimizer, Sequence[Any], dict[str, Any]], Arguments | None]
+# -------------------------------------------------------------------------------------------------------- torch.compile
+# Hooks in programs that use torch.compile: Dynamo traces the Python that it compiles, and must not trace a hook.
+#
+# | a hook is called | then |
+# |---|---|
+# | while Dynamo traces | it asks `torch.compiler.is_compiling()`, a constant there, and adds nothing to the graph |
+# | at a graph break of compiled code | `keep_uncompiled` has Dynamo leave its frame to Python, and it works as usual |
+# | never, since the step of its optimizer is compiled whole | `CompiledSteps` knows, at each run of the compiled code |
+#
+# Most of torch's optimizers break the graph in each step. A wrapper around that part is called at a graph break.
+
+NOT_RECORDED = (
+    "torch.compile has compiled the optimizer's step, and nothing within compiled code can be recorded:"
+    " call step() outside the compiled function"
+)
+
+
+_COMPILED_CALL = "compile_wrapper"
+"""The frame that torch._dynamo.eval_frame has for each call of a compiled function."""
+
+
+class CompiledSteps:
+    """Whether a step of an optimizer was carried out by compiled code.
+
+    A hook assigns `have_run` while it is traced. Dynamo repeats the assignment whenever the compiled code runs; that
+    needs no operation of the graph and no guard.
+    """
+
+    def __init__(self) -> None:
+        self.have_run = False
+
+
+def keep_uncompiled(code: CodeType, *, with_callees: bool) -> None:
+    """Have Dynamo leave the frames of this code to Python; with those of all that it calls if `with_callees`.
+
+    Frames that Dynamo inlines while it traces a caller are not affected.
+    """
+    dynamo: Any = torch._C._dynamo.eval_frame
+    if not hasattr(dynamo, "set_code_exec_strategy"):  # torch before 2.7
+        dynamo.skip_code(code)
+        return
+    leave, usual = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
+    dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(leave, leave if with_callees else usual))
+
+
+def is_in_compiled_call() -> bool:
+    """Return whether a function that torch.compile made is on the stack of this thread.
+
+    When it returns, it restores the dispatch keys that it was called with: no dispatch mode may begin or end within it.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    name = getattr(dynamo, "__file__", None)
+    frame: FrameType | None = sys._getframe() if name else None
+    while frame is not None:
+        if frame.f_code.co_name == _COMPILED_CALL and frame.f_code.co_filename == name:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def breaks_graph(function: Any) -> bool:
+    """Return whether a function, or one that it wraps, calls torch._dynamo.graph_break()."""
+    while function is not None:
+        if "graph_break" in getattr(getattr(function, "__code__", None), "co_names", ()):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+# ------------------------------------------------------------------------------------------------------------- closures
+# The closure that a program gives to `Optimizer.step`: it computes the loss and its gradients within the step.
+
+Closure = Callable[..., Any]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class HookedClosure:
+    """Calls two hooks around each call of a closure, and passes for the closure in all else.
+
+    `after` is given whether the closure returned. The result, exceptions and attributes are those of the closure.
+    """
+
+    def __init__(self, closure: Closure, before: Callable[[], None], after: Callable[[bool], None]) -> None:
+        self._closure = closure
+        self._before, self._after = before, after
+        for hook in (before, after):
+            keep_uncompiled(hook.__code__, with_callees=True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self._closure(*args, **kwargs)
+        self._before()
+        has_returned = False
+        try:
+            result = self._closure(*args, **kwargs)
+            has_returned = True
+        finally:
+            self._after(has_returned)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_closure":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._closure, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._closure == (other._closure if isinstance(other, HookedClosure) else other))
+
+    def __hash__(self) -> int:
+        return hash(self._closure)
+
+
+keep_uncompiled(HookedClosure.__call__.__code__, with_callees=False)
+
+
+def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Closure | None:
+    """Return the closure among the arguments of `Optimizer.step`, the optimizer being the first; None without one."""
+    given = args[1] if len(args) > 1 else kwargs.get("closure")
+    return given if callable(given) and not isinstance(given, torch.nn.Module) else None
+
+
+def replace_closure(args: Sequence[Any], kwargs: Mapping[str, Any], closure: Closure) -> Arguments:
+    """Return the arguments of `Optimizer.step` with this closure instead of their own."""
+    if len(args) > 1:
+        return (args[0], closure, *args[2:]), dict(kwargs)
+    return tuple(args), {**kwargs, "closure": closure}
+
+
+# ------------------------------------------------------------------------------------------------------- hooks in torch
 
 
 class Stepping(threading.local):
@@ -28,12 +156,41 @@ class Stepping(threading.local):
         self.optimizers: list[Optimizer] = []
 
 
-def hook_steps(begin: Begin, end: Callable[[Optimizer], None], stepping: Stepping, compiled: CompiledSteps) -> None:
-    """Call `begin` and `end` around each step of an optimizer.
+def hook_steps(
+    before: Callable[[Optimizer, bool], None],
+    after: Callable[[Optimizer], None],
+    after_closure: Callable[[Optimizer], None],
+    compiled: CompiledSteps,
+    before_closure: Callable[[], None] = lambda: None,
+) -> Stepping:
+    """Call `before` and `after` around each step of an optimizer that no other's step calls.
 
-    `begin` gets the arguments of the step, and may return others. `stepping` holds optimizers while they step.
+    `before` is given whether the step has a closure: `before_closure` precedes each call of it, `after_closure` follows
+    each that has returned. Returns what knows the optimizers that step now.
     """
+    stepping = Stepping()
     breaking = tuple(each for each in _optimizer_classes() if breaks_graph(each.step))
+
+    def begin(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
+        stepping.optimizers.append(optimizer)
+        if len(stepping.optimizers) > 1:  # a class whose step calls that of its base
+            return None
+        closure = closure_of(args, kwargs)
+        before(optimizer, closure is not None)
+
+        def leave_closure(has_returned: bool) -> None:
+            if has_returned:
+                after_closure(optimizer)
+            else:  # the step ends with it
+                stepping.optimizers.clear()
+
+        return closure and replace_closure(args, kwargs, HookedClosure(closure, before_closure, leave_closure))
+
+    def end(optimizer: Optimizer) -> None:
+        if stepping.optimizers:
+            stepping.optimizers.pop()
+        if not stepping.optimizers:
+            after(optimizer)
 
     def enter(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         if torch.compiler.is_compiling():
@@ -46,48 +203,26 @@ def hook_steps(begin: Begin, end: Callable[[Optimizer], None], stepping: Steppin
         if not torch.compiler.is_compiling():
             end(optimizer)
 
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Hook a step that breaks the graph, where the hooks of its class were traced: called within the break."""
+
+        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or stepping.optimizers:
+                return original(optimizer, *args, **kwargs)
+            args, kwargs = begin(optimizer, (optimizer, *args), kwargs) or ((optimizer, *args), kwargs)
+            result = original(*args, **kwargs)
+            end(optimizer)
+            return result
+
+        return _replace(original, step)
+
     _leave_to_python(begin, end, enter, leave)
     register_optimizer_step_pre_hook(enter)
     register_optimizer_step_post_hook(leave)
     for each in breaking:
         if "step" in vars(each):
-            each.step = _around_step(each.step, begin, end, stepping)  # type: ignore[method-assign]
-
-
-def hook_outermost_steps(
-    before: Callable[[Optimizer, bool], None],
-    after: Callable[[Optimizer], None],
-    after_closure: Callable[[Optimizer], None],
-    compiled: CompiledSteps,
-) -> None:
-    """Call `before` and `after` around each step of an optimizer that no other's step calls.
-
-    `before` is given whether the step has a closure, each call of which `after_closure` follows if it has returned.
-    """
-    stepping = Stepping()
-
-    def begin(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
-        stepping.optimizers.append(optimizer)
-        if len(stepping.optimizers) > 1:  # a class whose step calls that of its base
-            return None
-        closure = closure_of(args, kwargs)
-        before(optimizer, closure is not None)
-
-        def leave(has_returned: bool) -> None:
-            if has_returned:
-                after_closure(optimizer)
-            else:  # the step ends with it
-                stepping.optimizers.clear()
-
-        return closure and replace_closure(args, kwargs, HookedClosure(closure, lambda: None, leave))
-
-    def end(optimizer: Optimizer) -> None:
-        if stepping.optimizers:
-            stepping.optimizers.pop()
-        if not stepping.optimizers:
-            after(optimizer)
-
-    hook_steps(begin, end, stepping, compiled)
+            each.step = around(each.step)  # type: ignore[method-assign]
+    return stepping
 
 
 def look_at_calls(
@@ -108,22 +243,6 @@ def look_at_calls(
 
     _leave_to_python(*hooks)
     setattr(owner, name, _replace(original, call))
-
-
-def _around_step(
-    original: Callable[..., Any], begin: Begin, end: Callable[[Optimizer], None], stepping: Stepping
-) -> Callable[..., Any]:
-    """Hook a step that breaks the graph, where the hooks of its class were traced: it is called within the break."""
-
-    def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or stepping.optimizers:
-            return original(optimizer, *args, **kwargs)
-        args, kwargs = begin(optimizer, (optimizer, *args), kwargs) or ((optimizer, *args), kwargs)
-        result = original(*args, **kwargs)
-        end(optimizer)
-        return result
-
-    return _replace(original, step)
 
 
 def hook_optimizers(see: Callable[[Optimizer], None]) -> None:
@@ -162,19 +281,13 @@ def hook_scalers(num_begun: Callable[[], int], overflow: Callable[[Any, Optimize
 
     `num_begun` counts the steps that optimizers have begun.
     """
-    original = torch.amp.GradScaler.step
+    before: list[int] = []
 
-    def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return original(scaler, optimizer, *args, **kwargs)
-        before = num_begun()
-        result = original(scaler, optimizer, *args, **kwargs)
-        if num_begun() == before:
+    def step_is_over(_: Any, scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        if before.pop() == num_begun():
             overflow(scaler, optimizer)
-        return result
 
-    _leave_to_python(num_begun, overflow)
-    torch.amp.GradScaler.step = _replace(original, step)  # type: ignore[method-assign]
+    look_at_calls(torch.amp.GradScaler, "step", lambda *_, **__: before.append(num_begun()), step_is_over)
 
 
 def hook_loaders(receive: Callable[[Any, Any, dict[int, Any]], None]) -> None:
@@ -182,19 +295,19 @@ def hook_loaders(receive: Callable[[Any, Any, dict[int, Any]], None]) -> None:
 
     The tasks are those before the batch was handed out.
     """
-    loader = torch.utils.data.dataloader._BaseDataLoaderIter
-    original = loader.__next__
+    tasks: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
+    look_at_calls(
+        torch.utils.data.dataloader._BaseDataLoaderIter,
+        "__next__",
+        lambda iterator: tasks.update({iterator: tasks_of(iterator)}),
+        lambda batch, iterator: receive(batch, iterator, tasks[iterator]),
+    )
 
-    def next_batch(iterator: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return original(iterator)
-        tasks = tasks_of(iterator)
-        batch = original(iterator)
-        receive(batch, iterator, tasks)
-        return batch
 
-    _leave_to_python(receive, tasks_of)
-    loader.__next__ = _replace(original, next_batch)  # type: ignore[method-assign]
+def tasks_of(iterator: Any) -> dict[int, Any]:
+    """Return what a DataLoader's workers were asked for and have not handed out: batch -> (worker, ...)."""
+    tasks = getattr(iterator, "_task_info", None)
+    return dict(tasks) if isinstance(tasks, dict) else {}
 
 
 def _is_graph(module: Any) -> bool:
@@ -217,3 +330,66 @@ def _leave_to_python(*hooks: Callable[..., Any]) -> None:
 def _optimizer_classes() -> list[type[Optimizer]]:
     found = [each for each in vars(torch.optim).values() if isinstance(each, type) and issubclass(each, Optimizer)]
     return [each for each in found if each is not Optimizer]
+
+
+# --------------------------------------------------------------------------------------------------- hooks in libraries
+# Hooks in libraries: the curve from what TensorBoard and transformers' trainers are given, and TRL's rollouts.
+#
+# What TRL's trainers sample, reward and weigh is read where a trainer hands it on. Written against TRL 1.16;
+# where a later one has other names, its rollouts are not recorded, which is said once.
+
+See = Callable[[str, str, Any], None]
+"""Takes phase, name and value of what was sampled, rewarded or weighed."""
+PHASES = {
+    "prompt_ids": "rollout",
+    "prompt_mask": "rollout",
+    "completion_ids": "rollout",
+    "completion_mask": "rollout",
+    "sampling_per_token_logps": "rollout",
+    "ref_per_token_logps": "reference",
+    "rewards": "reward",
+    "advantages": "advantage",
+}
+"""Phase of each value that is recorded."""
+GENERATED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+TRAINERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "GRPOTrainer": {"_calculate_rewards": ("rewards",), "_generate_and_score_completions": ()},
+    "RLOOTrainer": {"_calculate_rewards": ("rewards",), "_generate_and_score_completions": ()},
+    "OnlineDPOTrainer": {"_generate": GENERATED, "_calculate_rewards_from_functions": ("rewards",)},
+}
+"""By class: its methods, and the names of what each returns; none where it returns a dictionary."""
+
+
+def hook_rollouts(module: ModuleType, _: LogValues, record: See) -> None:
+    """See what the trainers of a module generate and score."""
+    for kind in TRAINERS.keys() & vars(module).keys():
+        for method, names in TRAINERS[kind].items():
+            look_at_calls(vars(module)[kind], method, after=_see_result(names, record))
+
+
+def _see_result(names: tuple[str, ...], record: See) -> Callable[..., None]:
+    def see(result: Any, *_: Any, **__: Any) -> None:
+        values = dict(zip(names, result if len(names) > 1 else (result,), strict=False)) if names else result
+        for name, phase in PHASES.items():
+            if values.get(name) is not None:
+                record(phase, name, values[name])
+
+    return see
+
+
+def hook_tensorboard(module: ModuleType, log: LogValues, _: See) -> None:
+    """See the scalars that a SummaryWriter is given."""
+
+    def see(_: Any, writer: Any, tag: str, scalar_value: Any, *args: Any, **kwargs: Any) -> None:
+        log(floats({tag.removeprefix("train/"): scalar_value}))
+
+    look_at_calls(module.SummaryWriter, "add_scalar", after=see)
+
+
+def hook_trainer(module: ModuleType, log: LogValues, _: See) -> None:
+    """See what a transformers Trainer, or one of TRL's, logs."""
+
+    def see(handler: Any, args: Any, state: Any, control: Any, logs: Any, *more: Any, **kwargs: Any) -> None:
+        log(floats(logs))
+
+    look_at_calls(module.CallbackHandler, "on_log", see)

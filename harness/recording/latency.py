@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.bits.errors import UsageError
 from harness.process.clock import sleep
-from harness.recording.callbacks import RecorderCallback
+from harness.recording.recorder import RecorderCallback
 
 UNIT_S = 0.005
 """Who comes first is another one only where the process was held up for as long between two calls."""

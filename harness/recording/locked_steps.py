@@ -30,15 +30,12 @@ import torch
 from torch.optim import Optimizer
 
 from harness.bits.files import UNLIMITED, read_text
-from harness.recording.callbacks import RecorderCallback
-from harness.recording.compiled import CompiledSteps
-from harness.recording.cuda_state import is_capturing
-from harness.recording.hooks import hook_optimizers, hook_outermost_steps
+from harness.recording.automatic import settings_of
+from harness.recording.hooks import CompiledSteps, hook_optimizers, hook_steps
 from harness.recording.names import ParameterNames
-from harness.recording.optimizer_values import OptimizerSettings
 from harness.recording.process import rank_and_world_size
-from harness.recording.program_modes import outside_modes
-from harness.recording.random_states import read_states
+from harness.recording.program_state import is_capturing, outside_modes, read_states
+from harness.recording.recorder import RecorderCallback
 from harness.recording.run_spec import RunEnded
 
 LINES = "steps.jsonl"
@@ -243,7 +240,7 @@ class LockedSteps(RecorderCallback):
         """By id of a weight: its gradient before it was clipped, that after it, and the version of that."""
         for module, name in itertools.product((torch.nn.utils, torch.nn.utils.clip_grad), CLIPS):
             setattr(module, name, self._around_clip(getattr(module, name)))
-        hook_outermost_steps(
+        hook_steps(
             self._begin,
             lambda optimizer: self._guarded(self._after, optimizer),
             lambda optimizer: self._guarded(self._gradients, optimizer),
@@ -297,7 +294,7 @@ class LockedSteps(RecorderCallback):
             "names": [self._names.name(each) or f"parameter {place}" for place, each in enumerate(weights)],
             "settings": {
                 name: float(value)
-                for name, value in OptimizerSettings().settings(optimizer)
+                for name, value in settings_of(optimizer, {})
                 if isinstance(value, int | float | torch.Tensor) and name.split(".")[1] not in WAYS
             },
             "before": _copies(_numbered(weights)),

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 from harness.bits.shard_sums import on_host
-from harness.recording.gpu_memory import can_ask_driver, is_engines
 from harness.recording.recorder import look
+from harness.recording.tensors import can_ask_driver, is_engines
 
 Named = list[tuple[str, torch.Tensor]]
 Held = tuple[str, Named]

@@ -12,21 +12,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.bits.errors import TraceError
 from harness.bits.files import write_replacing
 from harness.bits.redaction import redact_argv, redact_fields
-from harness.recording.callbacks import RecorderCallback
-from harness.recording.cuda_state import gpus_in_use
 from harness.recording.notices import say
-from harness.recording.op_log import OpLog
-from harness.recording.op_mode import OpMode
-from harness.recording.recorder import Held, Kept, Recorder
+from harness.recording.operations import OpLog, OpMode
+from harness.recording.program_state import gpus_in_use
+from harness.recording.recorder import Held, Kept, Recorder, RecorderCallback
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
-from harness.trace.chain import RecordedValue
 from harness.trace.fingerprint import fingerprint
-from harness.trace.layout import UNFINISHED, log_name
+from harness.trace.format import UNFINISHED, RecordedValue, log_name
 from harness.trace.manifest import Fingerprint, Manifest, with_gpus
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
@@ -74,7 +71,7 @@ class ProcessLog:
         """Called before values of the curve are taken: whose step has to have ended."""
         self.is_cut = False
         """Whether a callback has ended the program in the middle of a step."""
-        self.save_report()
+        self._note()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
@@ -109,8 +106,7 @@ class ProcessLog:
         num_before = self._writer.num_steps
         self._writer.append(step, recorded_values, tensors=tensors)
         if self._writer.ended_by:  # reported at once: nobody knows how this process will end
-            self._report = replace(self._report, problem=self._writer.ended_by)
-            self.save_report()
+            self._note(problem=self._writer.ended_by)
             return
         self._report = replace(self._report, num_steps=self._report.num_steps + self._writer.num_steps - num_before)
 
@@ -147,8 +143,7 @@ class ProcessLog:
     def note_metrics(self, names: Iterable[str]) -> None:
         """Patterns of the orders have found numbers for these names; reported at once, each name once."""
         if new := tuple(name for name in names if name not in self._report.metrics):
-            self._report = replace(self._report, metrics=(*self._report.metrics, *new))
-            self.save_report()
+            self._note(metrics=(*self._report.metrics, *new))
 
     def note_skipped(self) -> None:
         """A GradScaler has left out a step."""
@@ -156,8 +151,7 @@ class ProcessLog:
 
     def note_return(self) -> None:
         """The entry that this process called has returned; reported at once."""
-        self._report = replace(self._report, has_returned=True)
-        self.save_report()
+        self._note(has_returned=True)
 
     def operations(self, step: int) -> OpMode:
         """What records the operations of a step of this process."""
@@ -167,11 +161,10 @@ class ProcessLog:
     def give_up(self, problem: str) -> None:
         """End the recording before the program's end, and say why."""
         if self.is_recording:
-            self._report = replace(self._report, problem=problem)
             say(f"recording ended, the program continues: {problem}")
             if self._writer is not None:
                 self._writer.close(complete=False)
-            self.save_report()
+            self._note(problem=problem)
 
     def close(self) -> None:
         """End the recording in order; once is enough."""
@@ -192,8 +185,7 @@ class ProcessLog:
             self._writer.close()
             if self._writer.ended_by != "closed":
                 self._report = replace(self._report, problem=self._writer.ended_by)
-        self._report = replace(self._report, is_closed=True, unfinished_step=unfinished, sources=sources())
-        self.save_report()
+        self._note(is_closed=True, unfinished_step=unfinished, sources=sources())
 
     def _flush(self) -> None:
         """Write the step that the recorder still holds."""
@@ -208,13 +200,13 @@ class ProcessLog:
             return
         if found == self._report.gpus or self._manifest is None or self._writer is None:
             return
-        self._report = replace(self._report, gpus=found)
-        self.save_report()
+        self._note(gpus=found)
         self._manifest = with_gpus(self._manifest, found)
         self._writer.replace_manifest(self._manifest)
 
-    def save_report(self) -> None:
-        """Write what this process says of itself; what cannot be written is no reason to end."""
+    def _note(self, **fields: Any) -> None:
+        """Report what has become known of this process, at once; what cannot be written is no reason to end."""
+        self._report = replace(self._report, **fields)
         with suppress(OSError):
             write_report(self._directory / PROCESSES, self._report)
 
@@ -238,9 +230,9 @@ class ProcessLog:
                     raise
                 continue  # another process was faster
             cluster = "" if self._is_forked else cluster_of_worker()
-            self._report = replace(self._report, rank=number, has_rank=is_given and number == rank, cluster=cluster)
-            self.save_report()
-            self._close_with_worker()
+            self._note(rank=number, has_rank=is_given and number == rank, cluster=cluster)
+            if (util := sys.modules.get("multiprocessing.util")) is not None:
+                util.Finalize(None, self.close, exitpriority=0)  # what multiprocessing starts ends without atexit
             return writer
         raise TraceError(f"more than {MAX_RANKS} processes record into {self._directory}")
 
@@ -258,11 +250,6 @@ class ProcessLog:
             told = redact_fields(self.orders.perturbation)
             found = replace(found, content=self.content, perturbation={**found.perturbation, **told})
         return Manifest(found, self.orders.argv, world_size, self.orders.level)
-
-    def _close_with_worker(self) -> None:
-        """Processes that multiprocessing has started end without what atexit holds."""
-        if (util := sys.modules.get("multiprocessing.util")) is not None:
-            util.Finalize(None, self.close, exitpriority=0)
 
     def _leave_to_parent(self) -> None:
         """In a forked child: the log is the parent's. The child may have one of its own, if it ends a step."""

@@ -8,23 +8,85 @@ A value is digested when it is recorded, where it lies, and is left as it is; no
 has values on a GPU is written when the next one ends, or with the next value of the curve: nothing waits for them.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from ctypes import string_at
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from harness.bits.digests import RAW, digest
 from harness.bits.errors import TraceError
-from harness.recording.callbacks import RecorderCallback
+from harness.bits.shard_sums import on_host
 from harness.recording.notices import say_once
-from harness.recording.op_mode import OpMode
-from harness.recording.program_modes import outside_modes
+from harness.recording.operations import OpMode
+from harness.recording.program_state import outside_modes
 from harness.recording.run_spec import RunEnded
-from harness.recording.sharded_digest import PlacedShard, digest_placed, place
-from harness.recording.tensors import MISSING, Digested, digest_tensor, is_plain, strided_parts, tensor_bytes
-from harness.trace.chain import RecordedValue, Scope
+from harness.recording.tensors import (
+    MISSING,
+    Digested,
+    PlacedShard,
+    digest_placed,
+    digest_tensor,
+    ends_at,
+    is_plain,
+    place,
+    strided_parts,
+    tensor_bytes,
+)
+from harness.trace.format import RecordedValue, Scope
 from harness.trace.values import FLOATS, Float
+
+# ------------------------------------------------------------------------------------------------------------ callbacks
+# What looks on while a process records: the one seam for those who want more than a trace of it.
+#
+#     Recorder(sink, watchers=[Breakpoints(...), ...])
+#
+#     begin_step ─▶ on_begin_step    record ─▶ (its value is digested) ─▶ on_value    end_step ─▶ on_end_step
+#
+# A watcher sees the program's own tensors. It may raise RunEnded, which ends the run right there.
+
+
+class RecorderCallback:
+    """Looks on, and does nothing; what a watcher is for, it overrides."""
+
+    pauses = False
+    """Whether it lets a person stop the program: of processes that record together, only the first has it."""
+
+    def on_begin_step(self, step: int) -> None:
+        """A step begins."""
+
+    def on_value(self, recorded_value: RecordedValue, value: Any) -> None:
+        """A value was digested; `value` is a whole tensor or a text; None for a part of a tensor."""
+
+    def on_end_step(self, step: int, values: Mapping[str, Float]) -> None:
+        """A step has been handed to the sink; `values` are those of the curve."""
+
+    def on_values(self, values: Mapping[str, Float]) -> None:
+        """Values of the curve, of the step that has ended last: those that it ended with, and what is printed later."""
+
+    def on_break_off(self, step: int, error: BaseException | None) -> None:
+        """The program has gone no further than the middle of this step: because of `error`, or in order."""
+
+
+def make_callbacks(told: Mapping[str, Mapping[str, Any]], *, is_first: bool = True) -> list[RecorderCallback]:
+    """Those that the orders of a process name: "module:class" -> the keyword arguments, plain values, of its making.
+
+    `is_first`: whether the process is the first of those that record together.
+    """
+    kinds = {name: _class_of(name) for name in told}
+    return [kinds[name](**fields) for name, fields in told.items() if is_first or not kinds[name].pauses]
+
+
+def _class_of(name: str) -> type[RecorderCallback]:
+    module, _, kind = name.partition(":")
+    found: type[RecorderCallback] = getattr(import_module(module), kind)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------- the recorder
 
 KEPT_PHASES = frozenset(("rollout", "reward", "advantage"))
 MAX_KEPT_BYTES = 2**16
@@ -48,18 +110,24 @@ class Observation(NamedTuple):
     """The value itself, where it is a text, bytes or a list of texts."""
 
 
-class Held(NamedTuple):
-    """A step that has ended, with digests that a GPU may still be computing."""
+@dataclass(slots=True)
+class Held:
+    """What was recorded of a step, with digests that a GPU may still be computing."""
 
     number: int
-    values: Sequence[RecordedValue]
-    previous: Mapping[int, Digested]
+    values: list[RecordedValue] = field(default_factory=list)
+    previous: dict[int, Digested] = field(default_factory=dict)
     """By index: what a value was before; it counts only if it differs."""
-    tensors: Sequence[Kept]
-    curve: Mapping[str, Float | Callable[[], Float | None]]
+    tensors: list[Kept] = field(default_factory=list)
+    counts: dict[tuple[Scope, str, str], int] = field(default_factory=dict)
+    curve: Mapping[str, Float | Callable[[], Float | None]] = field(default_factory=dict)
+    is_pending: bool = False
+    """Whether a GPU computes digests of it."""
 
     def settled(self) -> list[RecordedValue]:
         """The values that count, with their bytes; waits for the GPU."""
+        if not self.is_pending:
+            return self.values
         found, counts = list[RecordedValue](), dict[tuple[Scope, str, str], int]()
         for index, value in enumerate(self.values):
             if (before := self.previous.get(index)) is not None and before == Digested(*value[3:7]):
@@ -99,41 +167,32 @@ class Recorder:
         share: Callable[[int], Sequence[Callable[[], Any]]] | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        self._sink = sink
+        self._sink, self._share, self._callbacks, self._keeps = sink, share, callbacks, keeps
+        self._operations_of, self._last_step = operations, last_step
         self.close = close
         """Ends the record of this process before the process ends, if it is its own."""
         self.describe: Callable[[Mapping[str, str]], None] = lambda content: None
         """Takes, before the first step, digests by name of what the program's configuration names: data, say."""
-        self._share = share
-        self._callbacks = callbacks
-        self._keeps = keeps
-        self._operations_of = operations
-        self._last_step = last_step
         self._operations: OpMode | None = None
-        self._step: int | None = None
-        self._recorded_values: list[RecordedValue] = []
-        self._tensors: list[Kept] = []
-        self._counts: dict[tuple[Scope, str, str], int] = {}
-        self._previous: dict[int, Digested] = {}
-        self._is_pending = False
-        """Whether a GPU computes digests of this step."""
+        self._current: Held | None = None
         self._held: Held | None = None
+        """The step that has ended last, while it is not written."""
 
     @property
     def step(self) -> int | None:
         """The step that has begun and not ended; None between steps."""
-        return self._step
+        return None if self._current is None else self._current.number
 
     @property
     def unfinished_step(self) -> int | None:
         """The step that has begun, once more of it is recorded than what it begins with; None between steps."""
-        has_more = any(each.scope is not Scope.CONTEXT for each in self._recorded_values)
-        return self._step if has_more else None
+        values = self._current.values if self._current is not None else ()
+        return self.step if any(each.scope is not Scope.CONTEXT for each in values) else None
 
     @property
     def keeps_tensors(self) -> bool:
         """Whether all tensors of the step that has begun are kept."""
-        return self._step is not None and self._keeps(self._step)
+        return self._current is not None and self._keeps(self._current.number)
 
     @property
     def needs_tensors(self) -> bool:
@@ -143,8 +202,7 @@ class Recorder:
     def begin_step(self, step: int) -> None:
         """Begin a step; what was recorded of one that was not ended is dropped."""
         self._stop_operations()
-        self._take()
-        self._step = step
+        self._current = Held(step)
         if (operations := self._operations_of(step)) is not None:
             self._operations = operations
             operations.start()
@@ -157,19 +215,15 @@ class Recorder:
         The second value of a phase and name is its second occurrence. Small ones of KEPT_PHASES are kept beside their
         digests. TraceError outside a step, and for other values.
         """
-        for seen in look([(name, value)], scope):
-            self.record_seen(phase, seen, is_kept=phase in KEPT_PHASES and _is_small(seen.tensor))
+        self.record_all(phase, [(name, value)], scope=scope)
 
     def record_all(self, phase: str, values: Iterable[tuple[str, Any]], *, scope: Scope = Scope.LOGICAL) -> None:
         """Record many named values, as `record` does each: those on a GPU with one launch and one wait for all.
 
         `values` may be made one after the other: they are digested whenever MAX_HELD_BYTES of them have come.
         """
-        if self._callbacks:  # which stand at one value after the other
-            for name, value in values:
-                self.record(phase, name, value, scope=scope)
-            return
-        for batch in _batches(values):
+        # callbacks stand at one value after the other
+        for batch in ([each] for each in values) if self._callbacks else _batches(values):
             for seen in look(batch, scope):
                 self.record_seen(phase, seen, is_kept=phase in KEPT_PHASES and _is_small(seen.tensor))
 
@@ -177,23 +231,23 @@ class Recorder:
         self, phase: str, seen: Observation, *, is_kept: bool = False, previous: Digested | None = None
     ) -> None:
         """Record a value that `look` has digested, unless it is `previous`; `is_kept` keeps it too, as `keeps` does."""
-        if self._step is None:
+        if (step := self._current) is None:
             raise TraceError(f"{phase} {seen.name} outside a step", remedy="call begin_step(step) first")
         digested, is_kept = seen.digested, seen.tensor is not None and (is_kept or self.keeps_tensors)
         if is_kept or self._callbacks:
             digested = digested.settled()
         if digested.is_pending:
-            self._is_pending = True
+            step.is_pending = True
             if previous is not None:
-                self._previous[len(self._recorded_values)] = previous
+                step.previous[len(step.values)] = previous
         elif previous == digested:
             return
-        count = self._counts.get((seen.scope, phase, seen.name), 0)
-        self._counts[seen.scope, phase, seen.name] = count + 1
+        count = step.counts.get((seen.scope, phase, seen.name), 0)
+        step.counts[seen.scope, phase, seen.name] = count + 1
         recorded_value = RecordedValue(phase, seen.name, count, *digested, seen.scope)
-        self._recorded_values.append(recorded_value)
+        step.values.append(recorded_value)
         if is_kept and seen.tensor is not None:
-            self._tensors.append((recorded_value, bytes(tensor_bytes(seen.tensor))))
+            step.tensors.append((recorded_value, bytes(tensor_bytes(seen.tensor))))
         for callback in self._callbacks:
             callback.on_value(recorded_value, seen.text if seen.tensor is None else seen.tensor)
 
@@ -203,18 +257,16 @@ class Recorder:
         `values` are those of the curve, or functions that return one once the digests are there. TraceError where no
         step has begun; RunEnded, once it is written, after the last step that is wanted.
         """
-        if self._step is None:
+        if (ended := self._current) is None:
             raise TraceError("a step ended that had not begun", remedy="call begin_step(step) first")
         self._stop_operations()
-        curve = {
+        ended.curve = {
             name: value if callable(value) else as_float(value) for name, value in values.items() if value is not None
         }
-        is_pending = self._is_pending
-        ended = self._take(curve)
-        assert ended is not None
+        self._current = None
         self.flush()
         self._held = ended
-        if is_pending and ended.number != self._last_step:
+        if ended.is_pending and ended.number != self._last_step:
             return
         logged = self.flush()
         for callback in self._callbacks:
@@ -237,13 +289,6 @@ class Recorder:
         """Drop what is not written: in a forked child it is the parent's."""
         self._held = None
 
-    def _take(self, curve: Mapping[str, Float | Callable[[], Float | None]] = MappingProxyType({})) -> Held | None:
-        """What was recorded of the step that has begun, which ends with it."""
-        step, taken = self._step, (self._recorded_values, self._previous, self._tensors)
-        self._step, self._recorded_values, self._tensors, self._counts = None, [], [], {}
-        self._previous, self._is_pending = {}, False
-        return None if step is None else Held(step, *taken, curve)
-
     def share(self, num_others: int) -> Sequence[Callable[[], Any]]:
         """Record as rank 0 with that many other processes; return what each of them calls to open its recorder.
 
@@ -259,11 +304,12 @@ class Recorder:
         What was recorded of it; None where no step has begun.
         """
         self._stop_operations()
-        if self._step is not None:
+        broken, self._current = self._current, None
+        if broken is not None:
             for callback in self._callbacks:
-                callback.on_break_off(self._step, error)
+                callback.on_break_off(broken.number, error)
         self.flush()
-        return self._take()
+        return broken
 
     def _stop_operations(self) -> None:
         operations, self._operations = self._operations, None
@@ -428,3 +474,95 @@ def _digest_of_text(name: str, value: Any) -> Digested:
         )
     algorithm, digested = digest(data)
     return Digested(kind, (len(data),), algorithm, digested)
+
+
+# ----------------------------------------------------------------------------------------------------- cache of digests
+# Cache of digests: those of values that were not written since they were digested.
+#
+# torch counts the writes that it knows of. Those that go past it, through `.data` or a kernel of one's own, are looked
+# for in a sample of the words: they copy or scale whole tensors. What would be missed is a write to a few elements of a
+# large tensor, past torch. On a GPU every value is digested anew: it reads 1 GB in 0.3 ms, and nothing has to wait.
+
+MIN_BYTES = 2**16
+"""Below this, digesting is as fast as looking."""
+SAMPLE_BYTES = 64
+
+
+class _Mark(NamedTuple):
+    """By what a value is known again."""
+
+    address: int
+    num_bytes: int
+    version: int
+    sample: bytes
+
+
+DigestCache = dict[str, tuple[_Mark, Digested]]
+"""Values by name; none of them is held."""
+
+
+class Group(NamedTuple):
+    """Values that are looked at together with others."""
+
+    values: Sequence[tuple[str, Any]]
+    scope: Scope = Scope.LOGICAL
+    cache: DigestCache | None = None
+    """Remembers them; None: they are digested and forgotten."""
+    is_anew: bool = False
+    """Whether they are digested although the cache knows them."""
+
+
+def look_at_groups(groups: Sequence[Group]) -> list[list[Observation]]:
+    """What the values of each group are."""
+    found: list[list[list[Observation]]] = []
+    fresh: list[tuple[list[Observation], Asked, DigestCache | None, _Mark | None]] = []
+    for group in groups:
+        found.append([])
+        for name, value in group.values:
+            mark = None if group.cache is None else _mark(value)
+            known = group.cache.get(name) if group.cache is not None and mark and not group.is_anew else None
+            found[-1].append([])
+            if known is None or known[0] != mark:
+                fresh.append((found[-1][-1], Asked(name, value, group.scope), group.cache, mark))
+                continue
+            placed, scope = place(value, group.scope)
+            whole = placed if isinstance(placed, torch.Tensor) else None
+            found[-1][-1].append(Observation(name, known[1], scope, whole))
+    for (into, asked, cache, mark), seen in zip(fresh, look_at([each[1] for each in fresh]), strict=True):
+        into.extend(seen)
+        if cache is not None and mark is not None and seen[0].digested.dtype not in MISSING:
+            cache[asked.name] = mark, seen[0].digested
+        elif cache is not None:
+            cache.pop(asked.name, None)
+    return [[seen for of_one in each for seen in of_one] for each in found]
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that holds the elements: of a DTensor, this rank's part."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and isinstance(tensor, distributed.DTensor):
+        local: torch.Tensor = tensor._local_tensor
+        return local
+    return tensor
+
+
+def _mark(tensor: Any) -> _Mark | None:
+    """None for a value that is no tensor, or not worth it, or whose writes nobody counts, or that has no memory."""
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    local = _memory(tensor)
+    num_bytes = local.numel() * local.element_size()
+    if not on_host(local) or num_bytes < MIN_BYTES:
+        return None
+    if tensor.is_inference() or local.is_inference() or local.layout is not torch.strided:
+        return None
+    if type(local).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl or local.is_meta:
+        return None
+    if not local.is_contiguous() or local.is_conj() or local.is_neg():
+        return None
+    if ends_at(local) > local.untyped_storage().nbytes():  # its memory was given back
+        return None
+    address = local.data_ptr()
+    version = tensor._version if local is tensor else tensor._version + local._version
+    places = (address, address + num_bytes // 2, address + num_bytes - SAMPLE_BYTES)
+    return _Mark(address, num_bytes, version, b"".join([string_at(at, SAMPLE_BYTES) for at in places]))

@@ -24,9 +24,9 @@ import pdb
 import pprint
 import select
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -36,24 +36,19 @@ import torch
 
 from harness.bits.errors import HarnessError, UsageError
 from harness.bits.text import count, nearest, one_line
-from harness.recording.active import active_log, paused_hooks
-from harness.recording.callbacks import RecorderCallback
-from harness.recording.op_source import shown_file
-from harness.recording.op_values import OpValues
+from harness.recording.automatic import active_log, paused_hooks
+from harness.recording.operations import OpValues, shown_file
 from harness.recording.process import rank_and_world_size
-from harness.recording.program_modes import outside_modes
-from harness.recording.random_states import kept_generators
+from harness.recording.program_state import kept_generators, outside_modes
+from harness.recording.recorder import RecorderCallback
 from harness.recording.run_spec import RunEnded
 from harness.recording.tensors import NOT_OF_DTYPE, digest_tensor, dtype_name, tensor_bytes
-from harness.trace.attribution import TEXTS
-from harness.trace.chain import PHASES, RecordedValue
-from harness.trace.element_diff import compare, coordinates
-from harness.trace.global_values import global_root, global_values
-from harness.trace.layout import MANIFEST, UNFINISHED
-from harness.trace.non_finite import find_non_finite
-from harness.trace.ops import Operation, OpValue, read_ops
+from harness.trace.diff import global_root, global_values
+from harness.trace.explanation import TEXTS
+from harness.trace.format import MANIFEST, PHASES, UNFINISHED, RecordedValue
+from harness.trace.ops import Operation, OpValue, find_non_finite, read_ops
 from harness.trace.reader import read_trace
-from harness.trace.values import ELEMENT_BYTES, shown
+from harness.trace.values import ELEMENT_BYTES, compare, coordinates, shown
 
 MAX_ELEMENTS = 64
 """Of so many elements all are shown."""
@@ -81,24 +76,16 @@ def value_range(tensor: torch.Tensor) -> dict[str, float | int]:
 
 def elements_text(tensor: torch.Tensor) -> str:
     """The elements with all their digits, in C order; as torch prints them where the dtype is not understood."""
-    dtype, num_elements = dtype_name(tensor.dtype), tensor.numel()
+    dtype, flat = dtype_name(tensor.dtype), tensor.reshape(-1)
     if dtype not in ELEMENT_BYTES:
         return str(tensor)
-    flat, size, ranges = tensor.reshape(-1), ELEMENT_BYTES[dtype], [range(each) for each in tensor.shape]
-    is_line = num_elements <= LINE_ELEMENTS and tensor.dim() < 2
-
-    def lines(begin: int, end: int) -> Iterator[str]:
-        data = bytes(tensor_bytes(flat[begin:end]))
+    size, per_line, lines = ELEMENT_BYTES[dtype], min([LINE_ELEMENTS, *tensor.shape[-1:]]), list[str]()
+    for part in [flat] if len(flat) <= MAX_ELEMENTS else [flat[:NUM_AT_END], flat[-NUM_AT_END:]]:
+        lines += [f"... {len(flat) - 2 * NUM_AT_END:,} more"] if lines else []
+        data = bytes(tensor_bytes(part))
         texts = [shown(dtype, int.from_bytes(data[at : at + size], "little")) for at in range(0, len(data), size)]
-        width, step = max(map(len, texts), default=0), min([LINE_ELEMENTS, *tensor.shape[-1:]])
-        for at in range(0, len(texts), step):
-            place = "" if is_line else f"{coordinates(begin + at, ranges)}  "
-            yield place + "  ".join(text if is_line else text.rjust(width) for text in texts[at : at + step])
-
-    if num_elements <= MAX_ELEMENTS:
-        return "\n".join(lines(0, num_elements)) or "no elements"
-    omitted = f"... {num_elements - 2 * NUM_AT_END:,} more"
-    return "\n".join([*lines(0, NUM_AT_END), omitted, *lines(num_elements - NUM_AT_END, num_elements)])
+        lines += ["  ".join(texts[at : at + per_line]) for at in range(0, len(texts), per_line)]
+    return "\n".join(lines) or "no elements"
 
 
 ORDERS, ANSWERS, OWNER = "orders.pipe", "answers.pipe", "owner"
@@ -169,11 +156,6 @@ class Held:
     def not_finite(self) -> list[str]:
         """nan, inf: what it holds beside finite numbers."""
         return sorted(self.made.not_finite) if self.made else []
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Itself as JSON has it."""
-        return {**self.recorded._asdict(), "digest": self.recorded.digest.hex(), "not_finite": self.not_finite}
 
 
 class Stepping(RecorderCallback):
@@ -346,8 +328,6 @@ class Pipe:
         self._orders = os.open(stepping.pipes / ORDERS, os.O_RDONLY | os.O_CLOEXEC)
         self._answers = os.open(stepping.pipes / ANSWERS, os.O_WRONLY | os.O_CLOEXEC)
         self._stepping, self._heard, self._text = stepping, b"", ""
-        self.data: dict[str, Any] = {}
-        """Fields of the present answer, beside its lines."""
 
     def write(self, text: str) -> None:
         """Add to the present answer."""
@@ -359,8 +339,7 @@ class Pipe:
     def readline(self) -> str:
         """Send the answer with the prompt that ends it, and return the next line that is typed."""
         text, _, prompt = self._text.rpartition("\n")
-        answer, at = {"answer": "text", **self.data, "lines": text.splitlines()}, self._stepping
-        self._text, self.data = "", {}
+        answer, at, self._text = {"lines": text.splitlines()}, self._stepping, ""
         names = [each.recorded.name for each in at.held] or [each.name for each in at.others[0].values()]
         words, state = [*COMMANDS, *PHASES, *dict.fromkeys(names)], at.state(len(at.held))
         return self.ask(prompt=prompt, answer=answer, words=words, state=state) + "\n"
@@ -426,7 +405,6 @@ class Console(pdb.Pdb):
         except RunEnded:
             raise
         except BaseException as error:  # of an expression: whatever it is, the program goes on
-            self.pipe.data["is_refused"] = True
             self.error(str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}")
         return False
 
@@ -443,8 +421,6 @@ class Console(pdb.Pdb):
         self.message(f"{ENDS[at.why]} {at.step}" if at.why in ENDS else place)
         for note in notes:
             self.message(f"  {note}")
-        data = {"answer": "paused", "step": at.step, "at": at.why, "phase": at.phase, "notes": notes}
-        self.pipe.data = {**data, "visits": self._json(visits)}
 
     # -------------------------------------------------------------------------------------------------------- going
 
@@ -510,11 +486,10 @@ class Console(pdb.Pdb):
             told += [f"{numbers[name]:,} {word}" for name, word in WORDS.items() if name in numbers]
             text = elements_text(value.detach())
             head, lines = f"{arg}  {kind_text(dtype, value.shape)}", [", ".join(told), *text.splitlines()]
-            self.pipe.data = {"answer": "shown", "range": numbers}
         else:
             lines = repr(value)[:MAX_TEXT_CHARS].splitlines()
         if held:
-            head, self.pipe.data = f"{held.recorded.phase} {held.name}  {held.kind}", {**self.pipe.data, **held.fields}
+            head = f"{held.recorded.phase} {held.name}  {held.kind}"
             if not held.is_copy and digest_tensor(value).digest != held.recorded.digest:
                 lines.append("the program has written to it since it was recorded; this is its current value")
         self.message("\n  ".join([head, *(line.rstrip() for line in lines if line)]))
@@ -575,7 +550,6 @@ class Console(pdb.Pdb):
                 self.message(self._red(line) if self._is_notable(each) else line)
             if len(values) > MAX_LISTED:
                 self.message(f"  and {count(len(values) - MAX_LISTED, 'value')} more")
-        self.pipe.data = {"answer": "listed", "visits": self._json(visits)}
 
     def do_compare(self, arg: str) -> None:
         at = self._at
@@ -585,7 +559,6 @@ class Console(pdb.Pdb):
             raise UsageError(f"no value {arg!r} is recorded so far", legal="the names that list shows", remedy=remedy)
         value, other = held.recorded, at.others[-1].get((held.recorded.scope, held.recorded.key))
         self.message(f"{value.phase} {held.name}  {held.kind}, compared with {one_line(at.whose)}")
-        self.pipe.data = {"answer": "compared", **held.fields, "whose": at.whose, "is_equal": value == other}
         if other is None or value == other:
             self.message("  no such value there" if other is None else "  equal, every bit")
         elif (value.dtype, value.shape) != (other.dtype, other.shape) or value.dtype in TEXTS:
@@ -610,7 +583,6 @@ class Console(pdb.Pdb):
         self.message(f"  the first, {first}: here {found.a}, there {found.b}")
         if found.num_nan_only_a or found.num_nan_only_b:
             self.message(f"  NaN here only: {found.num_nan_only_a:,}, there only: {found.num_nan_only_b:,}")
-        self.pipe.data["difference"] = {**asdict(found), "max_abs": str(found.max_abs)}
 
     def do_break(self, arg: str, temporary: object = None) -> None:
         at = self._at
@@ -656,12 +628,6 @@ class Console(pdb.Pdb):
             if found := [each for each in values if word in each.not_finite]:
                 told.append(self._red(f"{len(found):,} with {name}, first {found[0].name}"))
         return f"{count(len(values), 'value')}: {'; '.join(told)}"
-
-    def _json(self, visits: Sequence[tuple[str, list[Held]]]) -> list[dict[str, Any]]:
-        return [
-            {"phase": name, "values": [{**each.fields, "marks": self._at.marks(each)} for each in values]}
-            for name, values in visits
-        ]
 
 
 class Lines(pdb.Pdb):

@@ -10,12 +10,11 @@ from harness.bits.findings import Finding
 from harness.bits.text import count, one_line, ranges
 from harness.render.console import at_most, painted
 from harness.render.operations import operations_text
-from harness.trace.chain import RecordedValue, Scope, raw_value
 from harness.trace.diff import NO_NUMERICS
-from harness.trace.element_diff import ValueDifference, coordinates, numbers
 from harness.trace.explanation import SETTING, logged_too
+from harness.trace.format import RecordedValue, Scope, raw_value
 from harness.trace.manifest import PARTS
-from harness.trace.values import ELEMENT_BYTES, FLOATS, shown
+from harness.trace.values import ELEMENT_BYTES, FLOATS, ValueDifference, coordinates, numbers, shown
 from harness.trace.verdict import (
     COUNTED,
     STEP_ONLY,

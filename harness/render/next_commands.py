@@ -7,10 +7,8 @@ from harness.bits.redaction import redact_argv
 from harness.bits.text import harmless
 from harness.lab.experiment.hints import NextCommand
 from harness.lab.report.subjects import Pair, Subject
-from harness.recording.entry_call import CALL
-from harness.recording.run_spec import TRAIN
-from harness.trace.reasons import VerdictCode
-from harness.trace.verdict import STEP_ONLY, Kind
+from harness.recording.run_spec import CALL, TRAIN
+from harness.trace.verdict import STEP_ONLY, Kind, VerdictCode
 
 VARIABLE, COMMIT, FILE = "variable ", "commit", "file "
 """Names, or their beginnings, of fields of a fingerprint."""

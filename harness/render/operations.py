@@ -5,10 +5,19 @@ from collections.abc import Iterator, Sequence
 from harness.bits.digests import RAW
 from harness.bits.text import count, one_line
 from harness.render.console import at_most
-from harness.trace.element_diff import compare
-from harness.trace.non_finite import NonFinite
-from harness.trace.nondeterministic_ops import has_deterministic_kernel
-from harness.trace.ops import FROM_PYTHON, INF, NAN, OpDifference, OpDivergence, Operation, OpValue, OpVerdict
+from harness.trace.ops import (
+    FROM_PYTHON,
+    INF,
+    NAN,
+    NonFinite,
+    OpDifference,
+    OpDivergence,
+    Operation,
+    OpValue,
+    OpVerdict,
+    has_deterministic_kernel,
+)
+from harness.trace.values import compare
 
 MAX_CHARS = 90
 MAX_VALUES = 6

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from harness.bits.text import count, one_line, path_text, ranges
 from harness.lab.experiment.recording_result import Recording
 from harness.lab.experiment.single_run import TerminalRun
-from harness.recording.conditions import Stop
-from harness.recording.sentinel.sentinel_report import finding_line
+from harness.recording.metrics import Stop
+from harness.recording.sentinel_report import finding_line
 
 MAX_CHARS = 200
 

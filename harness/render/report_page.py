@@ -14,13 +14,10 @@ from harness.render import divergence
 from harness.render.divergence import LABELS, apart, distance, noun, pair_of
 from harness.render.next_commands import COMMIT, FILE, next_commands
 from harness.render.pages import html_page
-from harness.trace.chain import PHASES, Scope
-from harness.trace.curve import NAMES
-from harness.trace.curve_diff import is_cost
-from harness.trace.element_diff import compare
-from harness.trace.layout import MANIFEST
+from harness.trace.diff import RecordedDifference, all_differences, is_cost
+from harness.trace.format import CURVE_NAMES, MANIFEST, PHASES, Scope
 from harness.trace.manifest import short_field
-from harness.trace.value_diff import RecordedDifference, all_differences
+from harness.trace.values import compare
 from harness.trace.verdict import STEP_ONLY, Difference, Kind
 
 GENERATOR = "rlharness report"
@@ -161,7 +158,7 @@ def _plots(report: Report) -> Iterator[dict[str, Any]]:
     curves = {each.letter: {point.step: point.values for point in each.trace.curve} for each in report.subjects}
     known = dict.fromkeys(name for curve in curves.values() for values in curve.values() for name in values)
     parted = [(pair.b.letter, pair.verdict.first.step) for pair in report.pairs if pair.verdict.first is not None]
-    for name in (each for each in dict.fromkeys((*NAMES, *known)) if each in known and not is_cost(each)):
+    for name in (each for each in dict.fromkeys((*CURVE_NAMES, *known)) if each in known and not is_cost(each)):
         lines = {
             letter: {step: values[name].value() for step, values in curve.items() if values.get(name)}
             for letter, curve in curves.items()

@@ -12,7 +12,7 @@ from harness.lab.experiment.launcher import Run
 from harness.lab.experiment.recording_result import Recording, recording_json
 from harness.render.divergence import headline
 from harness.trace import values
-from harness.trace.chain import Scope
+from harness.trace.format import Scope
 from harness.trace.values import Float
 from harness.trace.verdict import EXIT_CODES, Verdict
 

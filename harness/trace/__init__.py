@@ -1,13 +1,13 @@
 """Traces of training runs: write, read and compare them, without torch. FORMAT.md says what is in the files.
 
-writer.py       a log for each rank, a frame a step          chain.py         value hash, step root, chain
-reader.py       several ranks, cut anywhere                  digests.py       of values; which may be compared
-tensor_file.py  values that are kept beside the log          fingerprint.py   what the bits may depend on
-diff.py         the verdict on two traces                    ops.py           the operations of a step
+format.py       the bytes of each file; value hash, step root, chain
+writer.py       a log for each rank, a frame a step          reader.py       several ranks, cut anywhere
+values.py       floats by their bits; how elements differ    fingerprint.py  what the bits may depend on
+diff.py         the comparison of two traces                 ops.py          the operations of a step
 """
 
 from harness.bits.digests import add_shards, digest, shardsum
-from harness.trace.chain import RecordedValue, Scope
+from harness.trace.format import RecordedValue, Scope
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.reader import Trace, read_trace
 from harness.trace.values import Float

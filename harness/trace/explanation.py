@@ -1,22 +1,37 @@
 """Likely causes of a first difference, by what the traces show, and what a trace knows of a value that it lacks."""
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from math import isnan, prod
 from typing import NamedTuple
 
-from harness.bits.digests import RAW
-from harness.bits.findings import Finding
+from harness.bits.digests import RAW, digest
+from harness.bits.findings import Finding, FindingCode
 from harness.bits.levels import DETERMINISTIC
-from harness.trace.chain import CHAINED, RecordedValue, Scope, enc, raw_value
-from harness.trace.context import BATCH_ORIGIN, LOADER_SEED, contexts
-from harness.trace.element_diff import numbers
-from harness.trace.nondeterministic_ops import DOCUMENTED, base_name
-from harness.trace.ops import FROM_PYTHON, OpDifference
+from harness.trace.format import BATCH_ORIGIN, CHAINED, LOADER_SEED, Key, RecordedValue, Scope, contexts, enc, raw_value
+from harness.trace.ops import DOCUMENTED, FROM_PYTHON, OpDifference, base_name
 from harness.trace.reader import Trace
-from harness.trace.reasons import CauseCode
-from harness.trace.values import ELEMENT_BYTES
-from harness.trace.verdict import STEP_ONLY, CurveDifference, Difference, Divergence, Known, SettingDifference, Verdict
+from harness.trace.values import ELEMENT_BYTES, FLOATS, compare, numbers
+from harness.trace.verdict import (
+    ADVANTAGE_SIGNS,
+    BATCHES,
+    INTEGERS,
+    REWARDS,
+    STEP_ONLY,
+    TOKENS,
+    CauseCode,
+    Count,
+    CurveDifference,
+    Difference,
+    Divergence,
+    Element,
+    Known,
+    SettingDifference,
+    Verdict,
+)
 
 MAX_VALUES = 2_000_000
 """So many values of earlier steps are searched: about a second."""
@@ -227,3 +242,170 @@ def _last_seed(trace: Trace, step: int, rank: int) -> bytes | None:
 
 def _steps_back(trace: Trace, before: int, rank: int) -> Iterator[int]:
     return (step for step in reversed([*trace.ranks[rank].heads]) if step < before) if rank in trace.ranks else iter(())
+
+
+# -------------------------------------------------------------------------------------------------------------- effects
+# Effects of a divergence on a whole run: floats only, or tokens, rewards and signs of advantages too. Pure.
+#
+# The effects follow from the recorded values of rollouts, rewards and advantages, over all steps of both traces. Values
+# with equal digests are equal. The others are compared if both traces have them, as raw values or as kept tensors.
+
+NO_TOKENS = ("mask", "position")
+"""Integers of a rollout are tokens, [sequences, positions], but for batches and values with such a word in the name."""
+BATCH = "batch"
+"""Name of a DataLoader's batch, and prefix of its parts: the program read these values and did not generate them."""
+TEXTS = ("text", "texts", "bytes")
+DIGEST = "digest"
+"""Part of the names of texts that describe other values, perhaps floats; such a text is not counted."""
+PHASES = ("rollout", "reward", "advantage")
+RankValue = tuple[int, RecordedValue]
+
+
+def attribute(a: Trace, b: Trace) -> Mapping[str, Count]:
+    """Return counts by kind, as the verdict names them; kinds without recorded values are absent.
+
+    TraceError where a file of kept tensors cannot be read.
+    """
+    counts: dict[str, Count] = {}
+    steps_b = set(b.steps)
+    is_by_rank = a.ranks.keys() == b.ranks.keys()
+    for step in (step for step in a.steps if step in steps_b):
+        found_a, found_b = (_counted(one, step, other if is_by_rank else None) for one, other in ((a, b), (b, a)))
+        seen: set[Key] = set()
+        for where in dict.fromkeys([*found_a, *found_b]):
+            one, other = found_a.get(where), found_b.get(where)
+            _, scope, key = where
+            if scope is Scope.LOGICAL and key in seen and one and other and one[1] == other[1]:
+                continue  # a global value that a lower rank has had already
+            seen.add(key)
+            _count(counts, step, (a, *(one or (0, None))), (b, *(other or (0, None))))
+    return counts
+
+
+def _counted(trace: Trace, step: int, counterpart: Trace | None) -> dict[tuple[int, Scope, Key], RankValue]:
+    """Return the values that count by rank, scope and key, of ranks that have the step in both traces.
+
+    `counterpart` is the other trace if it has the same ranks. Without it, global values are keyed by rank 0, and by
+    their own rank if it disagrees with the lowest. Shards are left out, whose elements have no place that people know,
+    and parts of a kind of which there are global values.
+    """
+    found: dict[tuple[int, Scope, Key], RankValue] = {}
+    ranks = trace.logs(step) if counterpart is None else trace.logs(step).keys() & counterpart.logs(step).keys()
+    for rank in sorted(ranks):
+        values = [value for _, value in trace.columns(step, rank).of_phases(PHASES) if kind_of(value)]
+        global_kinds = {kind_of(value) for value in values if value.scope is Scope.LOGICAL}
+        for value in values:
+            is_part = value.scope is Scope.PHYSICAL and kind_of(value) not in global_kinds and counterpart is not None
+            if value.scope is Scope.LOGICAL or is_part:
+                lowest = found.setdefault((0 if counterpart is None else rank, value.scope, value.key), (rank, value))
+                if lowest[1] != value:
+                    found[rank, value.scope, value.key] = rank, value
+    return found
+
+
+def kind_of(value: RecordedValue) -> str:
+    """Return the kind that a value of PHASES counts as; empty if it is not counted."""
+    if value.phase == "rollout":
+        is_integer = value.dtype in ELEMENT_BYTES and value.dtype not in FLOATS and value.dtype != "bool"
+        if value.name == BATCH or value.name.startswith(f"{BATCH}."):
+            return BATCHES if is_integer or value.dtype in TEXTS else ""
+        if value.dtype in TEXTS or (is_integer and len(value.shape) < 2):
+            return "" if DIGEST in value.name.lower() else INTEGERS
+        return TOKENS if is_integer and not any(word in value.name.lower() for word in NO_TOKENS) else ""
+    return REWARDS if value.phase == "reward" else ADVANTAGE_SIGNS
+
+
+def _count(
+    counts: dict[str, Count],
+    step: int,
+    a: tuple[Trace, int, RecordedValue | None],
+    b: tuple[Trace, int, RecordedValue | None],
+) -> None:
+    (trace_a, rank_a, one), (trace_b, rank_b, other) = a, b
+    value = one or other
+    assert value is not None
+    kind = kind_of(value)
+    count = counts.setdefault(kind, Count())
+    num_elements = 0 if value.dtype in TEXTS else prod(value.shape)
+    element = None
+    if one == other:
+        count.num_compared += num_elements
+        return
+    if one is None or other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
+        count.num_unknown += 1
+    else:
+        x, y = trace_a.tensor(step, rank_a, one), trace_b.tensor(step, rank_b, other)
+        if x is None or y is None or len(x) != len(y) or value.dtype not in ELEMENT_BYTES:
+            count.num_unknown += 1
+        else:
+            count.num_compared += num_elements
+            num_different, element = _changed(kind, value.dtype, x, y)
+            count.num_different += num_different
+            if not num_different:
+                return
+    if count.first is None:
+        count.first = Element(step, rank_a if one else rank_b, value.name, value.shape, element)
+
+
+def _changed(kind: str, dtype: str, a: bytes, b: bytes) -> tuple[int, int | None]:
+    """(how many elements changed, the first of them)."""
+    if kind == ADVANTAGE_SIGNS:
+        changed = [at for at, (x, y) in enumerate(zip(_signs(dtype, a), _signs(dtype, b), strict=True)) if x != y]
+        return len(changed), changed[0] if changed else None
+    found = compare(dtype, a, b)
+    return (found.num_different, found.first) if found else (0, None)
+
+
+def _signs(dtype: str, data: bytes) -> Sequence[int | None]:
+    """1, 0 or -1 for each element; None for NaN."""
+    return [None if isnan(x) else (x > 0) - (x < 0) for x in numbers(dtype, data)]
+
+
+# ------------------------------------------------------------------------------------------------------ one trace alone
+# What one trace shows without another: batches that came before, rewards that stay 0. Pure.
+
+MAX_STEPS = 2000
+"""So many steps are read: about a second."""
+LEAST_ZEROS = 3
+"""Number of steps without a reward that are no accident."""
+
+
+class RepeatCode(FindingCode):
+    """What a run does again and again."""
+
+    BATCHES_REPEAT = (
+        "batches_repeat",
+        "{num} of the {num_batches} batches came before: step {step} has that of step {earlier}",
+    )
+    REWARDS_ZERO = "rewards_zero", "all rewards are 0 since step {step}"
+
+
+def repeats(trace: Trace) -> Iterator[Finding]:
+    """Yield what the first rank shows; nothing of a program that has a single batch."""
+    log = trace.ranks[min(trace.ranks)]
+    first_seen: dict[tuple[bytes, ...], int] = {}
+    repeated: list[tuple[int, int]] = []
+    num_batches, zero_since, num_zero = 0, 0, 0
+    for step in islice(log.heads, MAX_STEPS):
+        values = [value for _, value in log.columns(step).of_phases(("rollout", "reward"))]
+        if batch := tuple([each.digest for each in values if _is_batch(each)]):
+            num_batches += 1
+            if (earlier := first_seen.setdefault(batch, step)) != step:
+                repeated.append((step, earlier))
+        if rewards := [each for each in values if each.phase == "reward"]:
+            is_zero = all(_is_zero(each) for each in rewards)
+            zero_since, num_zero = (zero_since if num_zero else step, num_zero + 1) if is_zero else (0, 0)
+    if repeated and len(first_seen) > 1:
+        step, earlier = repeated[0]
+        yield RepeatCode.BATCHES_REPEAT(num=len(repeated), num_batches=num_batches, step=step, earlier=earlier)
+    if num_zero >= LEAST_ZEROS:
+        yield RepeatCode.REWARDS_ZERO(step=zero_since)
+
+
+def _is_batch(value: RecordedValue) -> bool:
+    return value.phase == "rollout" and value.scope is Scope.PHYSICAL and f"{value.name}.".startswith("batch.")
+
+
+def _is_zero(value: RecordedValue) -> bool:
+    num_bytes = math.prod(value.shape) * ELEMENT_BYTES.get(value.dtype, 0)
+    return num_bytes > 0 and (value.algorithm, value.digest) == digest(bytes(num_bytes))

@@ -148,8 +148,3 @@ def with_gpus(manifest: Manifest, models: Iterable[str]) -> Manifest:
         return manifest
     numerics = {**manifest.fingerprint.numerics, GPU: text}
     return replace(manifest, fingerprint=replace(manifest.fingerprint, numerics=numerics))
-
-
-def finished(manifest: Manifest) -> Manifest:
-    """The same manifest, of a program that ended in order."""
-    return replace(manifest, complete=True)

@@ -9,7 +9,8 @@ to anything.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import zip_longest
@@ -19,8 +20,6 @@ from typing import Any
 from harness.bits.digests import RAW
 from harness.bits.errors import TraceError
 from harness.bits.files import MALFORMED, read_text
-from harness.bits.findings import Finding
-from harness.trace.reasons import VerdictCode
 from harness.trace.values import FLOATS, Float
 
 OPS = "ops"
@@ -182,7 +181,7 @@ def read_ops(directory: Path, rank: int, step: int) -> OpRecord | None:
     operations: list[Operation] = []
     problem = "its recording was cut"
     try:
-        for line in _complete_lines(text):
+        for line in map(json.loads, text.split("\n")[:-1]):  # what follows the last line break was cut
             if line["k"] == "head" and line["version"] != VERSION:
                 raise TraceError(f"{path} has version {line['version']}", legal=f"{VERSION}")
             if line["k"] == "op":
@@ -223,14 +222,6 @@ def ops_of_divergence(a: Path, b: Path, step: int, numbers: Mapping[int, int] | 
                 return verdict
             found = found or verdict
     return found
-
-
-def ops_of_other_steps(a: Path, b: Path, step: int) -> list[Finding]:
-    """Return a note if operations were recorded in both traces, but not of this step."""
-    steps_a, steps_b = ({found for _, found in recorded_steps(each)} for each in (a, b))
-    if step in steps_a & steps_b or not steps_a & steps_b:
-        return []
-    return [VerdictCode.OPERATIONS_OF_OTHER_STEPS(steps=tuple(sorted(steps_a & steps_b)), first_step=step)]
 
 
 def is_faithful(root_with: bytes, root_without: bytes) -> bool:
@@ -288,12 +279,6 @@ def _makers(found: OpDivergence, record: OpRecord) -> tuple[Operation | None, ..
     return tuple(by_index.get(maker) for maker in unequal)
 
 
-def _complete_lines(text: str) -> Iterator[dict[str, Any]]:
-    """Each line as it was written; what follows the last line break was cut."""
-    for line in text.split("\n")[:-1]:
-        yield json.loads(line)
-
-
 def _operation(line: dict[str, Any]) -> Operation:
     return Operation(
         index=int(line["i"]),
@@ -325,3 +310,132 @@ def _words(values: Iterable[float]) -> frozenset[str]:
 def _value(text: str) -> OpValue:
     dtype, shape, algorithm, digest, *layout = text.split(" ")
     return OpValue(dtype, shape, algorithm, digest, tuple(layout))
+
+
+# ----------------------------------------------------------------------------------- the first value that is not finite
+# Origin of the first NaN of a step, by its record of operations. Pure, no torch.
+#
+#     exp ─Inf─▶ ... ─Inf─▶ sub ─NaN─▶ mean ─NaN─▶ ...
+#     ^ origin              ^ made it
+#
+# An operation makes a NaN where none of what it reads is one. Where it reads an Inf, which is how most NaN begin, that
+# Inf is followed back, from each operation to the one that wrote what it reads, to the one that made it of finite
+# numbers. An Inf on its own may be intended, as in a mask: it is reported only if there is no NaN. An Inf or a NaN that
+# an argument requested, for a mask or to mark memory, is not reported.
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """Origin of the first non-finite value of a step; operations in the order in which they began."""
+
+    kind: str
+    """NAN; INF where there is no NaN."""
+    made_by: Operation | None
+    """The first that gives it and reads none; None where it was there before."""
+    read_by: Operation | None = None
+    """The first to read one that was there before."""
+    origin: Operation | None = None
+    """Operation that made, from finite numbers, the Inf that led to the NaN; None if there is none."""
+    num_between: int = 0
+    """How many operations have handed the Inf on between `origin` and `made_by`."""
+
+
+def find_non_finite(record: OpRecord) -> NonFinite | None:
+    """The first NaN of a step, else the first Inf; None where everything that was read is finite."""
+    by_index = {operation.index: operation for operation in record.operations}
+    return _first(by_index, NAN) or _first(by_index, INF)
+
+
+def _first(by_index: Mapping[int, Operation], kind: str) -> NonFinite | None:
+    """The first of a kind that nobody has asked for; what was asked for may be handed on."""
+    for operation in by_index.values():
+        reads = _makers_of(operation, kind)
+        if any(maker not in by_index for maker in reads):
+            return NonFinite(kind, None, read_by=operation)
+        if reads or not _gives(operation, kind) or _names(operation, kind):
+            continue
+        return _with_origin(operation, by_index) if kind == NAN else NonFinite(kind, operation)
+    return None
+
+
+def _with_origin(made_by: Operation, by_index: Mapping[int, Operation]) -> NonFinite:
+    """Follow the Inf that an operation has made a NaN of back to where it began."""
+    origin, num_handed_on = made_by, 0
+    while reads := _makers_of(origin, INF):
+        makers = [by_index[maker] for maker in reads if maker in by_index and maker < origin.index]
+        if not makers:
+            return NonFinite(NAN, made_by, num_between=num_handed_on)
+        num_handed_on += origin is not made_by
+        origin = min(makers, key=lambda each: each.index)
+    return NonFinite(NAN, made_by, origin=None if origin is made_by else origin, num_between=num_handed_on)
+
+
+def _gives(operation: Operation, kind: str) -> bool:
+    return any(kind in value.not_finite for value in operation.outputs)
+
+
+def _makers_of(operation: Operation, kind: str) -> list[int]:
+    """Writer of each input that holds it."""
+    pairs = zip(operation.makers, operation.inputs, strict=True)
+    return [maker for maker, value in pairs if kind in value.not_finite]
+
+
+def _names(operation: Operation, kind: str) -> bool:
+    """Whether it is among the arguments: the operation gives what it was asked for."""
+    return re.search(rf"\b{kind}\b", operation.arguments) is not None
+
+
+# ------------------------------------------------------------------- operations that are documented as nondeterministic
+# Operations that torch documents as nondeterministic: their sums may be added in a different order each time. Pure.
+#
+# From the documentation of torch.use_deterministic_algorithms. A record of operations does not say on which device one
+# ran: in a program that uses no GPU, only those count that are nondeterministic with several threads of a processor.
+
+_OTHER_KERNEL = """
+index_put index_add index_copy index_select_backward put scatter scatter_add scatter_reduce gather_backward
+embedding_dense_backward repeat_interleave cumsum bmm convolution convolution_backward cudnn_convolution
+cudnn_convolution_transpose replication_pad2d_backward _scaled_dot_product_flash_attention_backward
+_scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward
+_flash_attention_backward _efficient_attention_backward
+"""
+_NO_KERNEL = """
+avg_pool3d_backward adaptive_avg_pool2d_backward adaptive_avg_pool3d_backward adaptive_max_pool2d_backward
+max_pool3d_with_indices_backward fractional_max_pool2d_backward fractional_max_pool3d_backward max_unpool2d
+max_unpool3d upsample_linear1d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward
+upsample_trilinear3d_backward upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
+reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward
+replication_pad3d_backward nll_loss2d_forward nll_loss2d_backward _ctc_loss _ctc_loss_backward _embedding_bag
+_embedding_bag_dense_backward grid_sampler_2d_backward grid_sampler_3d_backward histc bincount kthvalue median
+_cdist_backward segment_reduce _segment_reduce_backward
+"""
+_ON_HOST = """
+index_put index_add put scatter scatter_add scatter_reduce embedding_dense_backward _embedding_bag_dense_backward
+index_reduce histc bincount
+"""
+HAVE_OTHER_KERNEL = frozenset(_OTHER_KERNEL.split())
+"""Those for which torch has a deterministic kernel, which level deterministic chooses."""
+DOCUMENTED = HAVE_OTHER_KERNEL | frozenset(_NO_KERNEL.split())
+ON_HOST = frozenset(_ON_HOST.split())
+"""Those that are nondeterministic on a processor with several threads."""
+
+
+def suspects(operations: Iterable[Operation], *, has_gpu: bool) -> tuple[Operation, ...]:
+    """Return the operations that torch documents as nondeterministic, one for each name and line, in their order."""
+    names = DOCUMENTED if has_gpu else ON_HOST
+    found: dict[tuple[str, str, str], Operation] = {}
+    for each in operations:
+        if base_name(each.name) in names:
+            found.setdefault((each.phase, each.name, each.at), each)
+    return tuple(found.values())
+
+
+def has_deterministic_kernel(operation: Operation) -> bool:
+    """Whether level deterministic makes a suspect repeatable, by torch's documentation."""
+    return base_name(operation.name) in HAVE_OTHER_KERNEL
+
+
+def base_name(name: str) -> str:
+    """index_put of aten.index_put_.default and of aten._index_put_impl_.default."""
+    base = name.split(".")[1] if name.count(".") else name
+    base = "index_put" if base.startswith("_index_put_impl") else base
+    return base.removesuffix("_")

@@ -14,12 +14,19 @@ from dataclasses import replace
 
 from harness.bits.errors import TraceError
 from harness.bits.findings import Finding
-from harness.trace.chain import CHAINED, RecordedValue, Scope, encoded, next_chain, step_root
-from harness.trace.context import RANDOM, contexts
-from harness.trace.excerpt import excerpt
-from harness.trace.format import Columns
-from harness.trace.reader import RankLog, Trace
-from harness.trace.reasons import VerdictCode
+from harness.trace.format import (
+    CHAINED,
+    RANDOM,
+    Columns,
+    RecordedValue,
+    Scope,
+    contexts,
+    encoded,
+    next_chain,
+    step_root,
+)
+from harness.trace.reader import RankLog, Trace, excerpt
+from harness.trace.verdict import VerdictCode
 
 HELD = ("forward", "optimizer")
 """Phases whose values a process may hold unchanged from step to step."""

@@ -6,8 +6,11 @@ finite.
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import compress
+from operator import ne, sub, xor
+from typing import Any, TypeVar
 
 from harness.bits.errors import TraceError
 
@@ -143,3 +146,183 @@ def _packed(code: str, value: float) -> bytes:
 def plain(value: Float | None) -> list[Any] | None:
     """A float as it stands in JSON: its bits, and a decimal beside them."""
     return None if value is None else [str(value), value.decimal()]
+
+
+# --------------------------------------------------------------------------------------- two values, element by element
+# Two values of one dtype and shape, element by element: how many differ, by how much, and where NaN came in.
+#
+# Pieces that are equal are skipped as memory; of the others every element goes through loops of C, not of Python.
+
+T = TypeVar("T")
+_PIECE_ELEMENTS = 2**14
+MAX_DIFFERENT = 2**24
+"""After so many elements that differ the rest is not looked at: some seconds."""
+_SIGNED = {1: "b", 2: "h", 4: "i", 8: "q"}
+_UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_FLOAT_CODES = {"f64": "d", "f32": "f", "f16": "e"}
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDifference:
+    """How two values of one dtype and shape differ."""
+
+    num_elements: int
+    num_compared: int
+    """From the first element on: all of them, unless MAX_DIFFERENT were found before."""
+    num_different: int
+    """Elements whose bits are not the same."""
+    first: int
+    """Index of the first of them, C order."""
+    a: str
+    """That element in A, to be read: "0.1", "nan (7fc00001)", "17"."""
+    b: str
+    max_ulp: int | None
+    """The largest distance in units in the last place, of pairs without NaN; None where there is none, or no float."""
+    max_abs: float | None
+    """The largest absolute distance of pairs without NaN; None where there is none, or no number."""
+    num_nan_only_a: int
+    """Elements that are NaN in A and none in B."""
+    num_nan_only_b: int
+    num_nan_both: int
+    """Number of different elements that are NaN in both, with different payloads."""
+
+    @property
+    def is_nan_payload_only(self) -> bool:
+        """Whether each element that differs is a NaN in both."""
+        return self.num_nan_both == self.num_different
+
+
+def coordinates(number: int, ranges: Sequence[range]) -> list[int]:
+    """Where the element of this number, in C order, lies in a tensor of which a part, or all, has these indices."""
+    found: list[int] = []
+    for indices in reversed(ranges):
+        number, at = divmod(number, len(indices))
+        found.append(indices[at])
+    return found[::-1]
+
+
+def compare(dtype: str, a: bytes, b: bytes) -> ValueDifference | None:
+    """How two buffers of as many bytes differ; None where they do not.
+
+    Little-endian, C-contiguous. Of a dtype that is not understood, each byte counts as an element.
+    """
+    if a == b:
+        return None
+    assert len(a) == len(b)
+    kind = dtype if dtype in ELEMENT_BYTES else "u8"
+    num_bytes = ELEMENT_BYTES[kind]
+    tally = _Tally(kind)
+    for start in range(0, len(a), _PIECE_ELEMENTS * num_bytes):
+        x, y = a[start : start + _PIECE_ELEMENTS * num_bytes], b[start : start + _PIECE_ELEMENTS * num_bytes]
+        if x != y:
+            tally.add(start // num_bytes, x, y)
+        if tally.num_different >= MAX_DIFFERENT:
+            break
+    first = tally.first
+    one, other = (int.from_bytes(each[first * num_bytes : (first + 1) * num_bytes], "little") for each in (a, b))
+    return ValueDifference(
+        num_elements=len(a) // num_bytes,
+        num_compared=min(start + _PIECE_ELEMENTS * num_bytes, len(a)) // num_bytes,
+        num_different=tally.num_different,
+        first=first,
+        a=shown(dtype, one),
+        b=shown(dtype, other),
+        max_ulp=tally.max_ulp,
+        max_abs=tally.max_abs if dtype in ELEMENT_BYTES else None,
+        num_nan_only_a=tally.num_nan_only_a,
+        num_nan_only_b=tally.num_nan_only_b,
+        num_nan_both=tally.num_nan_both,
+    )
+
+
+class _Tally:
+    """What the pieces seen so far have shown."""
+
+    def __init__(self, dtype: str) -> None:
+        self.first = -1
+        self.num_different = 0
+        self.max_ulp: int | None = None
+        self.max_abs: float | None = None
+        self.num_nan_only_a = 0
+        self.num_nan_only_b = 0
+        self.num_nan_both = 0
+        self._dtype = dtype
+        self._float = FLOATS.get(dtype)
+        self._code = _code(dtype)
+
+    def add(self, start: int, a: bytes, b: bytes) -> None:
+        """A piece that is not equal; `start` is the index of its first element."""
+        x, y = _unpacked(self._code, a), _unpacked(self._code, b)
+        is_other = bytes(map(ne, x, y))
+        if self.first < 0:
+            self.first = start + is_other.find(1)
+        self.num_different += is_other.count(1)
+        if self._float is None:
+            self._add_distances(*_chosen(is_other, x, y))
+        else:
+            self._add_floats(
+                self._float,
+                *_chosen(is_other, x, y),
+                *_chosen(is_other, *(numbers(self._dtype, each) for each in (a, b))),
+            )
+
+    def _add_floats(self, kind: FloatType, x: list[int], y: list[int], p: list[float], q: list[float]) -> None:
+        """Elements that differ: `x` and `y` by their bits, signed, `p` and `q` by their values."""
+        if math.isnan(sum(p)) or math.isnan(sum(q)):  # a NaN among them, or infinities of both signs
+            nan_p, nan_q = bytes(map(math.isnan, p)), bytes(map(math.isnan, q))
+            num_both = sum(map(int.__and__, nan_p, nan_q))
+            self.num_nan_both += num_both
+            self.num_nan_only_a += nan_p.count(1) - num_both
+            self.num_nan_only_b += nan_q.count(1) - num_both
+            is_number = bytes(map(_NEITHER.__getitem__, map(int.__or__, nan_p, nan_q)))
+            (x, y), (p, q) = _chosen(is_number, x, y), _chosen(is_number, p, q)
+        if x:
+            self._add_distances(p, q)
+            largest = _max_ulp(kind, x, y)
+            self.max_ulp = largest if self.max_ulp is None else max(self.max_ulp, largest)
+
+    def _add_distances(self, p: Sequence[float], q: Sequence[float]) -> None:
+        largest = max(map(abs, map(sub, p, q)))
+        self.max_abs = largest if self.max_abs is None else max(self.max_abs, largest)
+
+
+_NEITHER = (1, 0)
+
+
+def _max_ulp(kind: FloatType, x: list[int], y: list[int]) -> int:
+    """The largest distance of two values by their signed bits, without NaN; changes both lists.
+
+    Of one sign, bits grow with the value or shrink with it, so that their difference is the distance; the few pairs of
+    two signs have zero between them.
+    """
+    largest = 0
+    crossing = list(map(xor, x, y))
+    if min(crossing) < 0:
+        for at in [at for at, sign in enumerate(crossing) if sign < 0]:
+            largest = max(largest, abs(kind.place(x[at] & kind.mask) - kind.place(y[at] & kind.mask)))
+            x[at] = y[at] = 0
+    furthest: int = max(map(abs, map(sub, x, y)))
+    return max(largest, furthest)
+
+
+def _chosen(mask: bytes, x: Sequence[T], y: Sequence[T]) -> tuple[list[T], list[T]]:
+    return list(compress(x, mask)), list(compress(y, mask))
+
+
+def numbers(dtype: str, data: bytes) -> Sequence[float]:
+    """The elements of a value of one of ELEMENT_BYTES as Python's numbers."""
+    if dtype == "bf16":
+        wide = bytearray(2 * len(data))
+        wide[2::4], wide[3::4] = data[0::2], data[1::2]
+        return _unpacked("f", wide)
+    return _unpacked(_FLOAT_CODES.get(dtype) or _code(dtype), data)
+
+
+def _code(dtype: str) -> str:
+    """Of an element's bits; floats are taken as signed integers."""
+    is_unsigned = dtype.startswith("u") or dtype == "bool"
+    return (_UNSIGNED if is_unsigned else _SIGNED)[ELEMENT_BYTES[dtype]]
+
+
+def _unpacked(code: str, data: bytes | bytearray) -> tuple[Any, ...]:
+    return struct.unpack(f"<{len(data) // struct.calcsize('<' + code)}{code}", data)

@@ -9,6 +9,7 @@ import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,13 +17,9 @@ from typing import Self
 from harness.bits.digests import ADDITIVE
 from harness.bits.errors import TraceError
 from harness.bits.files import open_for_writing, write_replacing
-from harness.trace.chain import PHASES, RecordedValue, Scope, chain_start, next_chain, step_root
-from harness.trace.curve import TAKEN, CurvePoint, curve_line
-from harness.trace.format import HEADER, StepHead, done_payload, frame, step_payload
-from harness.trace.layout import CURVE, MANIFEST, TENSORS, log_name, tensors_name
-from harness.trace.manifest import Manifest, finished, manifest_text
+from harness.trace import format as fmt
+from harness.trace.manifest import Manifest, manifest_text
 from harness.trace.reader import read_log
-from harness.trace.tensor_file import Kept, write_tensors
 from harness.trace.values import Float
 
 _REFUSED = (FileExistsError, PermissionError, NotADirectoryError, FileNotFoundError)
@@ -55,29 +52,29 @@ class TraceWriter:
         self._manifest = manifest
         self._completes_manifest = completes_manifest
         self._say = say
-        self._chain = chain_start(manifest.fingerprint.identity)
+        self._chain = fmt.chain_start(manifest.fingerprint.identity)
         self._last_step = -1
         self.num_steps = 0
         """Number of steps in the log."""
-        self._files: dict[str, _AppendedFile] = {}
+        self._files: dict[str, AppendedFile] = {}
         self._values: dict[str, Float] = {}
-        self._line: CurvePoint | None = None
+        self._line: fmt.CurvePoint | None = None
         """Of the step appended last, not written yet; `values` of it are these."""
-        self._repeated: Mapping[int, StepHead] = {}
+        self._repeated: Mapping[int, fmt.StepHead] = {}
         """Steps that may come again."""
         self._is_repeating = False
-        if continues and (directory / log_name(rank)).exists():
-            self._continue(directory / log_name(rank))
+        if continues and (directory / fmt.log_name(rank)).exists():
+            self._continue(directory / fmt.log_name(rank))
             return
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._files["log"] = _AppendedFile(directory / log_name(rank))
+            self._files["log"] = AppendedFile(directory / fmt.log_name(rank))
             if rank == 0:
-                self._files["curve"] = _AppendedFile(directory / CURVE)
-                if (directory / MANIFEST).exists():
+                self._files["curve"] = AppendedFile(directory / fmt.CURVE)
+                if (directory / fmt.MANIFEST).exists():
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
                 write_manifest(directory, manifest)
-            self._files["log"].append(HEADER)
+            self._files["log"].append(fmt.HEADER)
         except _REFUSED as error:
             self._close_files()
             for file in self._files.values():
@@ -93,9 +90,9 @@ class TraceWriter:
     def append(
         self,
         step: int,
-        recorded_values: Sequence[RecordedValue],
+        recorded_values: Sequence[fmt.RecordedValue],
         values: Mapping[str, Float] | None = None,
-        tensors: Sequence[Kept] = (),
+        tensors: Sequence[fmt.Kept] = (),
     ) -> bytes | None:
         """Record one step, the values in the order in which they came about; `values` are those of the curve.
 
@@ -106,21 +103,21 @@ class TraceWriter:
         if self.ended_by:
             return None
         try:
-            root = step_root(step, recorded_values)
+            root = fmt.step_root(step, recorded_values)
             self._is_repeating = step in self._repeated
             if self._is_repeating:
                 return self._compared(step, root)
             self._check(step, recorded_values)
-            chain = next_chain(self._chain, root)
-            payload = frame(step_payload(step, root, chain, recorded_values))
+            chain = fmt.next_chain(self._chain, root)
+            payload = fmt.frame(fmt.step_payload(step, root, chain, recorded_values))
             if tensors:
-                (self.directory / TENSORS).mkdir(exist_ok=True)
-                write_tensors(self.directory / TENSORS / tensors_name(self.rank, step), tensors)
+                (self.directory / fmt.TENSORS).mkdir(exist_ok=True)
+                fmt.write_tensors(self.directory / fmt.TENSORS / fmt.tensors_name(self.rank, step), tensors)
             self._files["log"].append(payload)
             self._chain, self._last_step, self.num_steps = chain, step, self.num_steps + 1
             self._write_line()
             self._values |= values or {}
-            self._line = CurvePoint(step, self._values, chain.hex())
+            self._line = fmt.CurvePoint(step, self._values, chain.hex())
         except (OSError, TraceError) as error:
             self._end(error)
             return None
@@ -134,12 +131,12 @@ class TraceWriter:
         have these. Ranks but 0 have no curve: there it does nothing.
         """
         if not self.ended_by and not self._is_repeating:
-            self._values |= {name: value for name, value in values.items() if name not in TAKEN}
+            self._values |= {name: value for name, value in values.items() if name not in fmt.TAKEN}
 
     def repeat(self) -> None:
         """Take steps again that are in the log: nothing is written of them, and other values end the recording."""
         if not self.ended_by:
-            self._repeated = read_log(self.directory / log_name(self.rank)).heads
+            self._repeated = read_log(self.directory / fmt.log_name(self.rank)).heads
 
     def replace_manifest(self, manifest: Manifest) -> None:
         """Write what has become known of the program since the trace was opened; its identity has to be the same.
@@ -159,9 +156,9 @@ class TraceWriter:
             try:
                 self._write_line()
                 if complete:
-                    self._files["log"].append(frame(done_payload(self.num_steps)))
+                    self._files["log"].append(fmt.frame(fmt.done_payload(self.num_steps)))
                     if self.rank == 0 and self._completes_manifest:
-                        write_manifest(self.directory, finished(self._manifest))
+                        write_manifest(self.directory, replace(self._manifest, complete=True))
                 self.ended_by = "closed"
             except (OSError, TraceError) as error:
                 self._end(error)
@@ -174,7 +171,7 @@ class TraceWriter:
             return
         self._values = {}
         if "curve" in self._files:
-            self._files["curve"].append(curve_line(line).encode())
+            self._files["curve"].append(fmt.curve_line(line).encode())
 
     def __enter__(self) -> Self:
         return self
@@ -189,8 +186,8 @@ class TraceWriter:
         log = read_log(path)
         end = path.stat().st_size - log.num_skipped_bytes
         if log.is_closed:
-            end -= len(frame(done_payload(len(log.heads))))
-        self._files["log"] = _AppendedFile(path, end)
+            end -= len(fmt.frame(fmt.done_payload(len(log.heads))))
+        self._files["log"] = AppendedFile(path, end)
         self._repeated, self.num_steps = log.heads, len(log.heads)
         for step, head in log.heads.items():
             self._last_step, self._chain = step, head.chain
@@ -201,13 +198,13 @@ class TraceWriter:
             raise TraceError(f"step {step} was run again after a restart, and has other values than before")
         return self._repeated[step].chain
 
-    def _check(self, step: int, recorded_values: Sequence[RecordedValue]) -> None:
+    def _check(self, step: int, recorded_values: Sequence[fmt.RecordedValue]) -> None:
         if step <= self._last_step:
             raise TraceError(f"step {step} was recorded after step {self._last_step}", legal="increasing step numbers")
-        if unknown := {recorded_value.phase for recorded_value in recorded_values} - set(PHASES):
-            raise TraceError(f"the phase {min(unknown)!r} does not exist", legal=", ".join(PHASES))
+        if unknown := {recorded_value.phase for recorded_value in recorded_values} - set(fmt.PHASES):
+            raise TraceError(f"the phase {min(unknown)!r} does not exist", legal=", ".join(fmt.PHASES))
         for recorded_value in recorded_values:
-            if recorded_value.scope is Scope.SHARD and recorded_value.algorithm not in ADDITIVE:
+            if recorded_value.scope is fmt.Scope.SHARD and recorded_value.algorithm not in ADDITIVE:
                 found = f"a shard of {recorded_value.name} has a digest {recorded_value.algorithm}"
                 raise TraceError(found, legal=", ".join(ADDITIVE))
 
@@ -219,7 +216,7 @@ class TraceWriter:
         steps = "step" if self.num_steps == 1 else "steps"
         self._say(
             f"recording ended after {self.num_steps} {steps}; the program continues: {self.ended_by}"
-            f" ({self.directory / log_name(self.rank)})"
+            f" ({self.directory / fmt.log_name(self.rank)})"
         )
 
     def _close_files(self) -> None:
@@ -241,7 +238,7 @@ def close_log(path: Path) -> int:
             )
         if not log.is_closed:
             with open_for_writing(path, appends=True) as file:
-                file.write(frame(done_payload(len(log.heads))))
+                file.write(fmt.frame(fmt.done_payload(len(log.heads))))
     except OSError as error:
         raise TraceError(f"{path} cannot be closed: {error.strerror}") from None
     return len(log.heads)
@@ -249,10 +246,10 @@ def close_log(path: Path) -> int:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest of a trace, replacing an existing one; OSError if it cannot be written."""
-    write_replacing(directory / MANIFEST, manifest_text(manifest))
+    write_replacing(directory / fmt.MANIFEST, manifest_text(manifest))
 
 
-class _AppendedFile:
+class AppendedFile:
     """A file that did not exist before, and only grows; what does not fit as a whole is taken back."""
 
     def __init__(self, path: Path, size_bytes: int | None = None) -> None:

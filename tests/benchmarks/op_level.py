@@ -24,8 +24,7 @@ import torch
 from torch import nn
 from xxhash import VERSION
 
-from harness.recording.op_log import OpLog
-from harness.recording.op_mode import OpMode
+from harness.recording.operations import OpLog, OpMode
 
 LIMIT = 1.3
 

@@ -55,7 +55,7 @@ def train(args: argparse.Namespace, directory: Path) -> int:
     """The measured process: rlharness's hooks are in, and are laid to rest for every other step."""
     import torch
 
-    from harness.recording.active import _active
+    from harness.recording.automatic import _active
     from tests.benchmarks.op_level import Training
 
     torch.set_num_threads(1)
@@ -73,7 +73,7 @@ def train(args: argparse.Namespace, directory: Path) -> int:
     foreign.guarded = timed  # type: ignore[assignment,method-assign]
     recorded = Training(args)
     recorded.step()  # warms up: names are found, the log is opened
-    foreign.rest(True)  # from here on, or the other model would be a bystander of the recorded one, read at every step
+    foreign.is_paused = True  # else the other model would be a bystander of this one, read at every step
     plain = Training(args)
     plain.step()
     hooks: list[tuple[float, float]] = []
@@ -81,7 +81,7 @@ def train(args: argparse.Namespace, directory: Path) -> int:
     for pair in range(args.pairs):
         both = [(recorded, True), (plain, False)]
         for training, is_recorded in both if pair % 2 else reversed(both):
-            foreign.rest(not is_recorded)
+            foreign.is_paused = not is_recorded
             before, began = (inside.cpu_s, inside.wall_s), now_s()
             training.step()
             ended = now_s()

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128_digest
 
-from harness.trace.chain import RecordedValue
+from harness.trace.format import RecordedValue
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter

@@ -29,7 +29,7 @@ def train(args: argparse.Namespace, directory: Path) -> int:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from harness.recording.sentinel.sentinel import SentinelConfig, start_sentinel
+    from harness.recording.sentinel import start_sentinel
     from tests.benchmarks.op_level import Training
 
     distributed.init_process_group("gloo")
@@ -47,7 +47,7 @@ def train(args: argparse.Namespace, directory: Path) -> int:
 
     inside_s = inside_wall_s = 0.0
     if args.with_sentinel:
-        sentinel = start_sentinel(SentinelConfig(args.every, directory))
+        sentinel = start_sentinel(args.every, directory)
         guarded = sentinel._guarded
 
         def timed(*arguments: object) -> None:

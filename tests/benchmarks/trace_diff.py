@@ -29,9 +29,9 @@ from pathlib import Path
 
 from xxhash import VERSION, xxh3_128_digest
 
-from harness.trace.chain import RecordedValue
-from harness.trace.element_diff import compare
+from harness.trace.format import RecordedValue
 from harness.trace.manifest import Manifest
+from harness.trace.values import compare
 from harness.trace.writer import TraceWriter
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ import pytest
 
 from harness.bits.findings import FindingCode, Severity
 from harness.render.serialise import serialised
-from harness.trace.reasons import CauseCode, VerdictCode
+from harness.trace.verdict import CauseCode, VerdictCode
 
 
 class Code(FindingCode):

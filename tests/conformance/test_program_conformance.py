@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.trace.chain import PHASES
+from harness.trace.format import PHASES
 from tests.conformance.programs.__main__ import RESULTS, merged, row
 from tests.conformance.programs.checks import Seen, check
 from tests.conformance.programs.table import HERE, PROGRAMS, SCRIPTS, Environment, Program

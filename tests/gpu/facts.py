@@ -175,8 +175,7 @@ def digest(part: Part) -> None:
     """Digests where the tensors lie: equal to the reference for every dtype and layout, across word 2^31, and fast."""
     from harness.bits.digests import packsum, shardsum
     from harness.bits.shard_sums import Shard
-    from harness.recording.sharded_digest import digest_placed
-    from harness.recording.tensors import tensor_bytes
+    from harness.recording.tensors import digest_placed, tensor_bytes
 
     differing = []
     names = [name for name in dir(torch) if name.startswith(("float8", "bfloat16", "float16", "float32", "float64"))]
@@ -207,21 +206,20 @@ def _laid_out(flat: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _shard(tensor: torch.Tensor) -> Any:
-    from harness.recording.sharded_digest import shard_of
+    from harness.recording.tensors import shard_of
 
     return shard_of(tensor)
 
 
 def _is_reference(shard: Any, words: torch.Tensor, first: int) -> bool:
     from harness.bits.digests import shardsum
-    from harness.recording.sharded_digest import digest_placed
-    from harness.recording.tensors import tensor_bytes
+    from harness.recording.tensors import digest_placed, tensor_bytes
 
     return bool(digest_placed([shard])[0].digest == shardsum(tensor_bytes(words), 4, first))
 
 
 def _digest_speed(part: Part) -> None:
-    from harness.recording.sharded_digest import digest_placed
+    from harness.recording.tensors import digest_placed
 
     size = GIB if part.is_gpu else 2**20
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=part.device)

@@ -22,7 +22,7 @@ PROGRAM = """
 import json, sys, time
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from harness.recording.determinism_flags import set_flags
+from harness.recording.determinism import set_flags
 
 without_effect = set_flags("deterministic") if sys.argv[1] == "level" else ()
 if sys.argv[1] == "warn":

@@ -13,9 +13,8 @@ torch = pytest.importorskip("torch")
 from harness.bits import shard_sums  # noqa: E402
 from harness.bits.digests import add_shards, packsum, shardsum  # noqa: E402
 from harness.bits.shard_sums import Shard, digests, kernel_problem, shard_of_all, sums_by_torch  # noqa: E402
-from harness.recording import gpu_memory  # noqa: E402
-from harness.recording.sharded_digest import digest_placed  # noqa: E402
-from harness.recording.tensors import tensor_bytes  # noqa: E402
+from harness.recording import tensors  # noqa: E402
+from harness.recording.tensors import digest_placed, tensor_bytes  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
@@ -113,8 +112,8 @@ def test_memory_that_is_not_there_is_not_read() -> None:
     freed.untyped_storage().resize_(0)
     assert digest_placed([freed])[0].dtype == "freed"
     there = torch.randn(2**20, device="cuda")
-    assert gpu_memory.is_mapped(there.data_ptr()) is True
-    assert gpu_memory.is_mapped(2**46) is False
+    assert tensors.is_mapped(there.data_ptr()) is True
+    assert tensors.is_mapped(2**46) is False
     assert digest_placed([there])[0].algorithm == "shardsum_128"
 
 

@@ -12,8 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.bits.digests import shardsum  # noqa: E402
-from harness.recording.op_log import OpLog  # noqa: E402
-from harness.recording.op_mode import OpMode  # noqa: E402
+from harness.recording.operations import OpLog, OpMode  # noqa: E402
 from harness.recording.tensors import tensor_bytes  # noqa: E402
 from harness.trace.ops import OpRecord, compare_ops, read_ops  # noqa: E402
 

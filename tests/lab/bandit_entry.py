@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.recording.entry_call import EntryCall
 from harness.recording.recorder import Recorder
+from harness.recording.run_spec import EntryCall
 from tests.support.recorded_steps import TraceSink
 
 ARMS, PULLS = 64, 96

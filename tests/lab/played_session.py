@@ -7,10 +7,9 @@ from pathlib import Path
 
 from harness.lab.experiment.launcher import OUTPUT, Run
 from harness.lab.experiment.recording_result import Problem, Recording
-from harness.recording.entry_call import Rejection
-from harness.recording.run_spec import RunSpec
+from harness.recording.run_spec import Rejection, RunSpec
 from harness.render.run_lines import RunLines
-from harness.trace.tensor_file import Kept
+from harness.trace.format import Kept
 from tests.support.traces import trace_of_values, value
 
 Gradient = Callable[[int], tuple[float, ...]]

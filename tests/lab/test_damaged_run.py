@@ -14,7 +14,7 @@ from harness.bits.exit_codes import ExitCode
 from harness.cli.main import main
 from harness.lab.experiment.recorded_run import read_recorded_run, unfinished_step
 from harness.lab.reproduce.reproduction import ReproduceOptions, plan_step
-from harness.recording.entry_call import EntryCall
+from harness.recording.run_spec import EntryCall
 from tests.support.traces import trace_of_values, value
 
 CALL = EntryCall("a:b", {"seed": 7, "output": {}}, ("output",), {"run": "output.resume", "step": "output.resume_step"})

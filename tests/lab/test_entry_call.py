@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from harness.recording.entry_call import CALL, EntryCall, take_call
+from harness.recording.run_spec import CALL, EntryCall, take_call
 
 KEY = "sk-0123456789abcdef0123"
 CONFIG = {

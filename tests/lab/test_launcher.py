@@ -10,7 +10,7 @@ from harness.lab.experiment.launcher import Run, exit_code, problems_of_end, ref
 from harness.lab.experiment.preparation import OutDirectory
 from harness.lab.experiment.recording_result import Recording
 from harness.process.supervisor_client import ProcessEnd
-from harness.recording.entry_call import Rejection
+from harness.recording.run_spec import Rejection
 
 
 @pytest.mark.parametrize("has_earlier_run", [False, True])

@@ -9,9 +9,8 @@ import pytest
 from harness.cli.main import cli
 from harness.lab.experiment.hints import next_command, program_command
 from harness.lab.experiment.recording_result import Recording
-from harness.recording.conditions import Stop
-from harness.recording.entry_call import EntryCall
-from harness.recording.run_spec import Report, RunSpec
+from harness.recording.metrics import Stop
+from harness.recording.run_spec import EntryCall, Report, RunSpec
 from tests.support.traces import steps_of, write
 
 RESUME = {"run": "output.resume", "step": "output.resume_step"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.bits.exit_codes import ExitCode
-from harness.recording.entry_call import EntryCall
+from harness.recording.run_spec import EntryCall
 from tests.lab.chaos.faulty_scenarios import write_scenario
 from tests.lab.fragile_entry import write_fragile
 from tests.lab.scenario_texts import write_tiny

@@ -9,7 +9,7 @@ import pytest
 from harness.bits.exit_codes import ExitCode
 from harness.lab.experiment.launcher import OUTPUT, Run
 from harness.lab.replay.replay import Replay, compare_runs
-from harness.recording.op_log import OpLog
+from harness.recording.operations import OpLog
 from harness.trace.ops import OpDifference
 from harness.trace.reader import read_trace
 from harness.trace.verdict import Kind

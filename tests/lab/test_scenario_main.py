@@ -8,8 +8,8 @@ import pytest
 from harness.bits.errors import TraceError, UsageError
 from harness.lab.experiment import scenario_main
 from harness.lab.experiment.scenario_main import as_rejection, call_entry, load_entry
-from harness.recording.entry_call import INTERRUPTED, EntryCall, Rejection, read_rejection
 from harness.recording.recorder import NullRecorder
+from harness.recording.run_spec import INTERRUPTED, EntryCall, Rejection, read_rejection
 from tests.lab.tiny_entry import MendableError
 
 

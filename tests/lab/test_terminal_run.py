@@ -10,9 +10,8 @@ import pytest
 from harness.bits.exit_codes import ExitCode
 from harness.lab.experiment.recording_result import Problem, Recording
 from harness.lab.experiment.single_run import TerminalRun
-from harness.recording.conditions import Stop
-from harness.recording.entry_call import EntryCall
-from harness.recording.run_spec import RunSpec
+from harness.recording.metrics import Stop
+from harness.recording.run_spec import EntryCall, RunSpec
 from tests.support.cli_commands import PRETENDER, type_command
 
 SCENARIO, PROGRAM = RunSpec(("python",), call=EntryCall("a:b", {})), RunSpec(("python",))

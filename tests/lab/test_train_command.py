@@ -8,9 +8,8 @@ import pytest
 from harness.bits.exit_codes import ExitCode
 from harness.lab.experiment.preparation import prepare
 from harness.lab.experiment.recording_result import finish
-from harness.recording.entry_call import EntryCall
 from harness.recording.process import write_report
-from harness.recording.run_spec import PROCESSES, Report, RunSpec
+from harness.recording.run_spec import PROCESSES, EntryCall, Report, RunSpec
 from harness.trace import read_trace
 from harness.trace.ops import read_ops, recorded_steps
 from tests.lab.scenario_texts import write_tiny

@@ -13,7 +13,7 @@ from harness.bits.errors import UsageError
 from harness.lab.experiment.scenario import all_scenarios, parse_scenario
 from harness.lab.experiment.trust import MAX_SHOWN, check_run, unnamed_in
 from harness.process.invocation import Invocation
-from harness.recording.entry_call import EntryCall
+from harness.recording.run_spec import EntryCall
 from tests.support.recorded_runs import recorded
 from tests.support.traces import SEEDED
 

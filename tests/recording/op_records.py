@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness.recording.op_log import OpLog
-from harness.recording.op_mode import OpMode
+from harness.recording.operations import OpLog, OpMode
 from harness.trace.ops import Operation, OpRecord, read_ops
 
 ROOT = Path(__file__).resolve().parents[2]

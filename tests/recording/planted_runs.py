@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from harness.recording import process, watch
-from harness.recording.active import active_log, start_recording
+from harness.recording.automatic import active_log, start_recording
 from harness.recording.run_spec import RunSpec
 from harness.trace.manifest import Fingerprint, Part
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness.lab.experiment.recording_result import read_reports
 from harness.lab.experiment.single_run import BREAKPOINTS
-from harness.recording import active
+from harness.recording import automatic
 from harness.recording.boot_hooks import import_hooks
 from harness.recording.run_spec import RUN, RUN_VARIABLE, RunSpec, boot_directory
 from harness.trace import read_trace
@@ -202,7 +202,7 @@ def test_a_library_of_an_unknown_version_leaves_the_program_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hooks = import_hooks({"level": "off"}, lambda: "harness", print)
-    monkeypatch.setattr(active, "start_recording", print)
+    monkeypatch.setattr(automatic, "start_recording", print)
     hooks["torch"](ModuleType("torch"))
     hooks["trl.trainer.rloo_trainer"](SimpleNamespace(__name__="rloo", RLOOTrainer=object))  # type: ignore[arg-type]
     assert "what rloo logs or samples is not recorded: " in capsys.readouterr().err

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from harness.recording.breakpoints import OF_TENSORS, Breakpoints
-from harness.recording.conditions import Stop, read_stop
+from harness.recording.metrics import Stop, read_stop
 from harness.recording.recorder import Kept, Recorder
 from harness.recording.run_spec import RunEnded
-from harness.trace.chain import RecordedValue, Scope
+from harness.trace.format import RecordedValue, Scope
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
 from tests.support.traces import manifest_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.trace import read_trace
-from harness.trace.chain import RecordedValue, Scope
+from harness.trace.format import RecordedValue, Scope
 from harness.trace.ops import read_ops
 from tests.support.recorded_programs import ROOT, compared, place, program, record, run
 from tests.support.verified import verify

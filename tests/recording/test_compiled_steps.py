@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.trace import read_trace
-from harness.trace.chain import Scope
+from harness.trace.format import Scope
 from harness.trace.ops import read_ops
 from tests.support.recorded_programs import Ran, compared, program, record, run
 from tests.support.verified import verify

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.recording.cuda_state import is_capturing, is_used
-from harness.recording.random_states import read_states
-from harness.recording.sentinel.sentinel import this_location
+from harness.recording.program_state import is_capturing, is_used, read_states
+from harness.recording.sentinel import this_location
 from harness.trace import read_trace
 from tests.support.recorded_programs import program, record
 

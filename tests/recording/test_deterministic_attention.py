@@ -18,8 +18,8 @@ PROGRAM = """
 import json, sys, threading
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from harness.recording import deterministic_attention
-from harness.recording.determinism_flags import set_flags, without_effect
+from harness.recording import determinism
+from harness.recording.determinism import set_flags, without_effect
 
 level = sys.argv[1]
 found = {"without_effect": set_flags(level)}
@@ -56,7 +56,7 @@ def modes():
 
 
 found["plain"] = modes()
-deterministic_attention.make_attention_deterministic("AutogradMeta")
+determinism.make_attention_deterministic("AutogradMeta")
 found["hooked"] = modes()
 
 q, out = attention("flash")

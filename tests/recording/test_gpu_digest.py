@@ -16,8 +16,7 @@ from harness.bits.digests import BLOCK_WORDS, DIGEST_BYTES, PACKSUM_128, SHARDSU
 from harness.bits.errors import TraceError
 from harness.bits.shard_sums import Shard, shard_of_all
 from harness.fixtures import StartRanks
-from harness.recording.sharded_digest import digest_placed, shard_of
-from harness.recording.tensors import tensor_bytes
+from harness.recording.tensors import digest_placed, shard_of, tensor_bytes
 from tests.recording.counted_gpu import pretend_gpu
 from tests.support.triton_interpreter import run_interpreted
 

@@ -8,15 +8,14 @@ import pytest
 import torch
 
 from harness.lab.experiment.recording_result import finish
-from harness.recording.cuda_state import gpus_in_use
 from harness.recording.process import ProcessLog
+from harness.recording.program_state import gpus_in_use
 from harness.recording.recorder import Recorder
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from harness.trace import read_trace
 from harness.trace.diff import diff
 from harness.trace.manifest import with_gpus
-from harness.trace.reasons import VerdictCode
-from harness.trace.verdict import Kind
+from harness.trace.verdict import Kind, VerdictCode
 from tests.support.traces import flip_bit, manifest_of, steps_of, write
 
 

@@ -13,9 +13,8 @@ from torch import nn
 from harness.bits.digests import shardsum
 from harness.lab.experiment.recording_result import read_reports
 from harness.recording.automatic import AutomaticRecorder
-from harness.recording.callbacks import RecorderCallback
 from harness.recording.process import ProcessLog
-from harness.recording.recorder import Recorder, Sink, look
+from harness.recording.recorder import Recorder, RecorderCallback, Sink, look
 from harness.recording.run_spec import RunEnded, RunSpec
 from harness.recording.tensors import tensor_bytes
 from harness.trace import read_trace

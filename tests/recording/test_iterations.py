@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.lab.experiment.recording_result import Recording, finish
-from harness.recording import training_threads
-from harness.recording.optimizer_steps import JoinedSteps, OptimizerNames
+from harness.recording import program_state
+from harness.recording.automatic import TraceSteps
 from harness.recording.process import write_report
+from harness.recording.program_state import TrainingThreads
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
-from harness.recording.training_threads import TrainingThreads
 from harness.trace import read_trace
-from harness.trace.chain import Scope
+from harness.trace.format import Scope
 from tests.support.recorded_programs import compared, program, record, run
 from tests.support.verified import verify
 
@@ -71,26 +72,27 @@ Events = list[str | None]
 SEQUENCES = st.lists(st.sampled_from(["a", "b", "c", None]), max_size=30)
 
 
+def steps_of(end_step: Callable[..., object] = lambda **_: None) -> TraceSteps:
+    """Steps of a trace that nothing is recorded of."""
+    recorder: Any = SimpleNamespace(step=0, end_step=end_step)
+    log: Any = SimpleNamespace(orders=SimpleNamespace(op_step=None), is_recording=True)
+    return TraceSteps(log, recorder, lambda what: what())
+
+
 def joined(events: Events, leaves_gradients: Callable[[], bool]) -> list[list[tuple[int, str]]]:
     """The optimizers of each step of the trace, each with the number of its event."""
-    steps = JoinedSteps()
-    found: list[list[tuple[int, str]]] = []
-    open_step: list[tuple[int, str]] = []
+    found: list[list[tuple[int, str]]] = [[]]
+    steps, weight = steps_of(lambda **_: found.append([])), torch.nn.Parameter(torch.ones(1))
+    optimizers = {name: torch.optim.SGD([weight]) for name in "abcd"}
     for index, name in enumerate([*events, None]):
-        was_waiting = steps.is_waiting
         if name is None:
-            steps.end()
-        if was_waiting and (name is None or not steps.join(name)):
-            found.append(open_step)
-            open_step = []
-        elif name is not None and not was_waiting:
-            steps.join(name)
-        if name is not None:
-            open_step.append((index, name))
-            if not steps.waits([name], leaves_gradients):
-                found.append(open_step)
-                open_step = []
-    assert not open_step
+            steps.settle()
+        else:
+            steps.join(optimizers[name])
+            found[-1].append((index, name))
+            steps.end_or_wait([optimizers[name]], lambda _: leaves_gradients())
+            steps.finish()
+    assert found.pop() == []
     return found
 
 
@@ -136,23 +138,26 @@ def test_the_order_in_which_optimizers_are_made_does_not_count(tmp_path: Path) -
 
 def test_an_optimizer_is_named_by_its_class_if_it_is_not_the_only_one() -> None:
     weight = torch.nn.Parameter(torch.ones(1))
-    names = OptimizerNames()
+    steps = steps_of()
     first, second, third = torch.optim.SGD([weight]), torch.optim.Adam([weight]), torch.optim.SGD([weight])
-    names.see(first)
-    assert names.begin(first) == ("", 0)
-    assert [names.see(each) for each in (second, third, first)] == ["Adam", "SGD#2", "SGD"]
-    assert [names.begin(each) for each in (third, first, third)] == [("SGD#2.", 0), ("", 1), ("SGD#2.", 1)]
-    assert names.living() == [first, second, third]
-    several = OptimizerNames()
-    several.see(first), several.see(second)
-    assert several.begin(first) == ("SGD.", 0)
-    late = OptimizerNames()
-    late.see(first), late.see(second)
-    assert [late.begin(each, "head.weight") for each in (second, second)] == [
+    steps.meet(first)
+    assert steps.count(first) == ("", 0)
+    for each in (second, third, first):
+        steps.meet(each)
+    assert [steps.count(each) for each in (third, first, third)] == [("SGD#2.", 0), ("", 1), ("SGD#2.", 1)]
+    assert steps.living() == [first, second, third]
+    several = steps_of()
+    for each in (first, second):
+        several.meet(each)
+    assert several.count(first) == ("SGD.", 0)
+    late = steps_of()
+    for each in (first, second):
+        late.meet(each)
+    assert [late.count(each, "head.weight") for each in (second, second)] == [
         ("Adam of head.weight.", 0),
         ("Adam of head.weight.", 1),
     ]
-    assert late.begin(first) == ("SGD.", 0)
+    assert late.count(first) == ("SGD.", 0)
 
 
 # ------------------------------------------------------------------------------------------------- steps left out
@@ -217,7 +222,7 @@ def test_a_thread_of_the_autograd_engine_belongs_to_the_one_that_called_backward
     threads = TrainingThreads()
     assert threads.admit(is_within_step=False)
     num_threads = len(threading.enumerate())
-    monkeypatch.setattr(training_threads, "is_in_backward", lambda: True)
+    monkeypatch.setattr(program_state, "is_in_backward", lambda: True)
     assert in_thread(lambda: threads.admit(is_within_step=True) and not threads.is_another)
     monkeypatch.undo()
     assert threads.admit(is_within_step=True), "it trains still"

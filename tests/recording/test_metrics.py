@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.recording import library_hooks, metrics
+from harness.recording import hooks, metrics
 from harness.recording.metrics import PrintedMetrics, floats, parse_pattern
 from harness.recording.run_spec import RunEnded
 from harness.trace.values import Float
@@ -197,8 +197,8 @@ def test_trainers_and_tensorboard_log_as_before_and_are_read() -> None:
             return logs
 
     module: Any = SimpleNamespace(SummaryWriter=SummaryWriter, CallbackHandler=CallbackHandler)
-    library_hooks.hook_tensorboard(module, logged, print)
-    library_hooks.hook_trainer(module, logged, print)
+    hooks.hook_tensorboard(module, logged, print)
+    hooks.hook_trainer(module, logged, print)
     assert SummaryWriter().add_scalar("train/grad_norm", 2.5, global_step=7) == "train/grad_norm 2.5 7"
     logs = {"reward": 0.25, "train_runtime": 9.0}
     assert CallbackHandler().on_log(None, None, None, logs) is logs

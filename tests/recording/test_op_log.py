@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.recording.op_log import OpLog
+from harness.recording.operations import OpLog
 from harness.trace.ops import read_ops
 from tests.support.file_limits import largest_file
 
@@ -29,7 +29,7 @@ def test_giving_up_is_said_once_and_written_down(tmp_path: Path) -> None:
     said: list[str] = []
     log = OpLog(tmp_path, rank=0, step=0, say=said.append)
     for problem in ("planted", "again"):
-        log.give_up(problem)
+        log.close(problem)
     log.append({**OPERATION, "out": []})
     log.close()
     found = read_ops(tmp_path, 0, 0)
@@ -56,8 +56,8 @@ def test_a_full_disk_ends_the_record_and_not_the_program(tmp_path: Path) -> None
 KILLED = """
 import os, signal, sys, torch
 from pathlib import Path
-from harness.recording.op_log import OpLog
-from harness.recording.op_mode import OpMode
+from harness.recording.operations import OpLog
+from harness.recording.operations import OpMode
 with OpMode(OpLog(Path(sys.argv[1]), rank=0, step=3, say=print)):
     for _ in range(5):
         torch.ones(2).exp()

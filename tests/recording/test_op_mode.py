@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from harness.recording.op_log import OpLog
-from harness.recording.op_mode import OpMode
+from harness.recording.operations import OpLog, OpMode
 from harness.recording.tensors import digest_tensor
 from harness.trace.ops import OpDifference, Operation, compare_ops
 from tests.recording.op_records import line_of, named, record, record_until_the_end

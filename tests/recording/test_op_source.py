@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from harness.recording import op_source
-from harness.recording.library_hooks import hook_rollouts
-from harness.recording.op_mode import OpMode
+from harness.recording import operations
+from harness.recording.hooks import hook_rollouts
+from harness.recording.operations import OpMode
 from harness.recording.tensors import digest_tensor
 from harness.trace.ops import OpRecord
 from tests.recording.op_records import line_of, named, only, record
@@ -194,7 +194,7 @@ def test_operations_of_a_package_that_the_recorder_calls_are_the_recorders(tmp_p
     """As the sentinel repeats the step of an optimizer that is a package's."""
     scope = package(tmp_path, "optimizers/step.py", "def step(x):\n    return x.exp()\n")
     scope |= {"__name__": "sentinel", "x": torch.ones(3)}
-    sentinel = str(Path(op_source.__file__).parent / "sentinel" / "sentinel.py")
+    sentinel = str(Path(operations.__file__).parent / "sentinel.py")
     text = "def _guarded():\n    step(x)\n\ndef begin():\n    step(x)\n    x.sin()\n    _guarded()\n"
     exec(compile(text, sentinel, "exec"), scope)
     assert [each.name for each in record(lambda _: scope["begin"]()).operations] == ["aten.exp.default"]

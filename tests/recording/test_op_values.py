@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.two_tensor import TwoTensor
 
 from harness.fixtures import StartRanks
-from harness.recording.op_log import OpLog
-from harness.recording.op_mode import OpMode
-from harness.recording.op_values import OpValues
+from harness.recording.operations import OpLog, OpMode, OpValues
 from harness.recording.tensors import digest_tensor
 from harness.trace.ops import compare_ops, read_ops
 from tests.recording.counted_gpu import pretend_gpu
@@ -50,37 +48,6 @@ def test_out_and_several_written_arguments() -> None:
     assert [each.digest for each in multiplied.inputs] == [digest_text(torch.ones(3)), "overwritten"]
     assert [each.digest for each in multiplied.outputs] == [digest_text(target)]
     assert [each.digest for each in added.outputs] == [digest_text(a), digest_text(b)]
-
-
-def through_data(values: torch.Tensor) -> None:
-    values.data[0, 1] = 5  # another version counter, and an element that no sample sees
-
-
-def through_numpy(values: torch.Tensor) -> None:
-    values.numpy()[:] = 7  # no operation at all
-
-
-def in_another_thread(values: torch.Tensor) -> None:
-    thread = threading.Thread(target=lambda: values[0, 1].fill_(5))  # where no mode is on
-    thread.start()
-    thread.join()
-
-
-@pytest.mark.parametrize("write", [through_data, through_numpy, in_another_thread])
-def test_a_digest_is_not_used_again_after_a_write(write: Callable[[torch.Tensor], None]) -> None:
-    if write is through_numpy:
-        pytest.importorskip("numpy")
-    values = torch.randn(LARGE)
-    before = digest_text(values)
-
-    def program(_: OpMode) -> None:
-        values.exp()
-        write(values)
-        values.exp()
-
-    first, second = named(record(program), "exp")
-    assert [first.inputs[0].digest, second.inputs[0].digest] == [before, digest_text(values)]
-    assert before != digest_text(values)
 
 
 def test_memory_that_is_given_out_again_unseen_is_another_value() -> None:
@@ -269,7 +236,7 @@ def test_tensors_of_an_operation_on_a_gpu_are_digested_together(monkeypatch: pyt
     }
     on_host = [OpValues().read(tensor)[0].split() for tensor in inputs.values()]
     gpu = pretend_gpu(monkeypatch)
-    monkeypatch.setattr("harness.recording.op_values.on_host", lambda tensor: False)
+    monkeypatch.setattr("harness.recording.operations.on_host", lambda tensor: False)
     values = OpValues()
     values.fetch(inputs.values())
     texts = [values.read(tensor)[0].split() for tensor in inputs.values()]

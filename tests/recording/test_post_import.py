@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from harness.recording.post_import import after_import
+from harness.recording.boot_hooks import after_import
 
 
 @pytest.fixture

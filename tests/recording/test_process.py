@@ -16,7 +16,7 @@ from harness.recording.process import ProcessLog, rank_and_world_size, write_rep
 from harness.recording.recorder import Recorder
 from harness.recording.run_spec import PROCESSES, Report, RunSpec
 from harness.trace import read_trace
-from harness.trace.chain import chain_start
+from harness.trace.format import chain_start
 from harness.trace.values import Float
 from tests.support.recorded_programs import run
 

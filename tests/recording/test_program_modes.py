@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.recording.program_modes import outside_modes
+from harness.recording.program_state import outside_modes
 from harness.recording.recorder import as_float, look
 from harness.trace import read_trace
 from tests.support.recorded_programs import program, record, run

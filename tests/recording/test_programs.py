@@ -15,7 +15,7 @@ import torch
 
 from harness.recording.run_spec import PROCESSES, Report
 from harness.trace import read_trace
-from harness.trace.chain import Scope
+from harness.trace.format import Scope
 from harness.trace.ops import read_ops
 from tests.support.recorded_programs import NEEDS_PEERS, PEERS, PROGRAMS, compared, place, program, record, run, told
 from tests.support.verified import verify

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.recording.random_states import RandomStates, read_states
+from harness.recording.program_state import RandomStates, read_states
 
 
 @pytest.fixture(autouse=True)

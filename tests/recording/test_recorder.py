@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 
 from harness.bits.digests import digest
 from harness.bits.errors import TraceError
-from harness.recording.callbacks import RecorderCallback
-from harness.recording.op_log import OpLog
-from harness.recording.op_mode import OpMode
-from harness.recording.recorder import MAX_KEPT_BYTES, Kept, NullRecorder, Recorder, as_float
+from harness.recording.operations import OpLog, OpMode
+from harness.recording.recorder import MAX_KEPT_BYTES, Kept, NullRecorder, Recorder, RecorderCallback, as_float
 from harness.recording.run_spec import RunEnded
-from harness.trace.chain import RecordedValue, Scope
+from harness.trace.format import RecordedValue, Scope
 from harness.trace.ops import read_ops
 from harness.trace.values import Float
 

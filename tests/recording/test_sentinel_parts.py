@@ -1,4 +1,4 @@
-"""The sentinel's parts in one process: what its comparison and digests can tell apart, and what its windows hold."""
+"""The sentinel's parts in one process: what its comparison and digests can tell apart."""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -12,35 +12,14 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 import torch
 
-from harness.recording.sentinel.replicas import (
-    Change,
-    Copy,
-    Key,
-    Windows,
-    differences,
-    digests_of,
-    is_equal,
-    split_changes,
-    summarize,
-)
-from harness.recording.sentinel.sentinel import classify
-from harness.recording.sentinel.sentinel_report import (
-    BUNDLES,
-    MANIFEST,
-    Difference,
-    Fault,
-    Finding,
-    Location,
-    Moment,
-    Repeated,
-    read_findings,
-)
+from harness.recording.sentinel import Copy, Key, differences, digests_of, is_equal, summarize
+from harness.recording.sentinel_report import BUNDLES, MANIFEST, Difference, Finding, Location, Moment, read_findings
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int8, torch.bool]
 
 
-def copy_of(tensor: torch.Tensor, name: str = "w", replicas: tuple[int, ...] = (0,), num_ranks: int = 2) -> Copy:
-    return Copy(Key("weight", name, replicas), tuple(range(num_ranks)), tensor, tensor)
+def copy_of(tensor: torch.Tensor, name: str = "w", replicas: tuple[int, ...] = (0, 1)) -> Copy:
+    return Copy(Key("weight", name, replicas), replicas, tensor)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -48,7 +27,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def summary_of(tensors: Mapping[str, torch.Tensor]) -> Mapping[tuple[int, ...], str]:
-    return summarize(digests_of([copy_of(tensor, name, (0, 1)) for name, tensor in tensors.items()]))
+    return summarize(digests_of([copy_of(tensor, name) for name, tensor in tensors.items()]))
 
 
 def xor_of(tensors: Mapping[str, torch.Tensor]) -> int:
@@ -113,84 +92,14 @@ def test_changes_that_cancel_in_a_xor_are_seen(case: str) -> None:
     assert summary_of(changed) != summary_of(values)
 
 
-# ---------------------------------------------------------------------------------------------------------- windows
-
-
-def test_a_single_copy_that_changes_without_a_write_is_held_and_a_written_one_is_not() -> None:
-    windows, tensor, other = Windows(), torch.ones(8), torch.ones(8)
-    copies = [copy_of(tensor), copy_of(other, "other")]
-    windows.note(4, copies)
-    other.mul_(2)
-    bytes_of(tensor).numpy()[5] ^= 1
-    windows.look(copies)
-    [change] = windows.held[0, 1]
-    assert (change.name, change.since_step) == ("w", 4)
-
-
-def test_an_unchanged_copy_and_one_with_new_memory_are_not_held() -> None:
-    windows, tensor, other = Windows(), torch.ones(8), torch.ones(8)
-    windows.note(0, [copy_of(tensor), copy_of(other, "other")])
-    windows.look([copy_of(tensor), copy_of(torch.zeros(8), "other")])
-    assert windows.held == {}
-
-
-def test_what_changes_on_several_ranks_at_once_was_written_by_the_program() -> None:
-    both, one = Change("weight", "a", 3, "y"), Change("weight", "b", 3, "y")
-    later = Change("weight", "a", 4, "z")
-    alone, written = split_changes({0: [both], 1: [both, one, later], 2: []})
-    assert alone == {1: [one]}
-    windows, tensor = Windows(), torch.ones(8)
-    windows.ignore(written)
-    windows.note(5, [copy_of(tensor, "a")])
-    bytes_of(tensor).numpy()[0] ^= 1
-    windows.look([copy_of(tensor, "a")])
-    assert windows.held == {}
-
-
-# -------------------------------------------------------------------------------------------------------- repetition
-
-
-KEY = Key("weight", "w", (0, 1, 2))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        ("aab", "aaa", (Fault.TRANSIENT, (2,), True)),
-        ("aab", "aab", (Fault.PERSISTENT, (2,), False)),
-        ("aab", "aac", (Fault.PERSISTENT, (2,), False)),
-        ("aab", "ccc", (Fault.UNKNOWN, (2,), False)),
-        ("aab", "cca", (Fault.UNKNOWN, (2,), False)),
-        ("ab", "aa", (Fault.TRANSIENT, (1,), True)),
-        ("ab", "ab", (Fault.PERSISTENT, (0, 1), False)),
-        ("ab", "ac", (Fault.PERSISTENT, (1,), False)),
-    ],
-)
-def test_work_done_twice_is_classified(first: str, second: str, expected: object) -> None:
-    key = KEY._replace(replicas=tuple(range(len(first))))
-    before, after = ({rank: {key: digest} for rank, digest in enumerate(text)} for text in (first, second))
-    assert classify(before, after, differences(before)) == expected
-
-
 # ------------------------------------------------------------------------------------------------------------ report
 
 
-def finding(*, is_repaired: bool = False, since_step: int | None = None) -> Finding:
+def finding() -> Finding:
     location = Location(1, "node7", "GPU 3 H100 GPU-1")
-    difference = Difference("weight", "head", {0: "a", 1: "b", 2: "a"}, (1,), since_step)
-    return Finding(
-        step=20,
-        when=Moment.BEFORE_STEP,
-        suspects=(location,),
-        differences=(difference,),
-        num_different=2,
-        fault=Fault.TRANSIENT,
-        repeated=Repeated.NOTHING,
-        is_repaired=is_repaired,
-        last_equal_step=10,
-        locations=(location,),
-        random_states={0: {"random.torch": "x"}},
-    )
+    difference = Difference.of("weight", "head", {0: "a", 1: "b", 2: "a"})
+    assert difference.suspects == (1,)
+    return Finding(20, Moment.BEFORE_STEP, (location,), (difference,), 2, 10, (location,))
 
 
 def test_findings_are_read_as_they_were_written_and_damaged_ones_left_out(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ import torch
 from harness.bits import shard_sums
 from harness.bits.digests import PACKSUM_128, RAW, SHARDSUM_128, packsum, shardsum
 from harness.bits.shard_sums import kernel_problem
-from harness.recording import gpu_memory
+from harness.recording import tensors
 from harness.recording.recorder import look
-from harness.recording.sharded_digest import digest_placed
-from harness.recording.tensors import tensor_bytes
-from harness.trace.chain import Scope
+from harness.recording.tensors import digest_placed, tensor_bytes
+from harness.trace.format import Scope
 from tests.recording.counted_gpu import CountedGpu, pretend_gpu
 
 HOST = torch.device("cpu")
@@ -99,7 +98,7 @@ def test_memory_of_a_sleeping_engine_is_not_read(monkeypatch: pytest.MonkeyPatch
     awake, asleep = (torch.randn(1000).as_subclass(OnGpu) for _ in range(2))
     first = asleep.data_ptr()
     for unmapped in (range(first, first + 4000), range(first + 2000, first + 4000)):
-        monkeypatch.setattr(gpu_memory, "_driver", lambda unmapped=unmapped: Driver(unmapped))
+        monkeypatch.setattr(tensors, "_driver", lambda unmapped=unmapped: Driver(unmapped))
         seen = look([("awake", awake), ("asleep", asleep)])
         assert [(each.digested.dtype, each.scope) for each in seen] == [
             ("f32", Scope.LOGICAL),

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from harness.recording.digest_cache import MIN_BYTES, DigestCache, Group, look_at_groups
-from harness.recording.recorder import Observation, look
-from harness.trace.chain import Scope
+from harness.recording.recorder import MIN_BYTES, DigestCache, Group, Observation, look, look_at_groups
+from harness.trace.format import Scope
 from tests.recording.counted_gpu import pretend_gpu
 
 LARGE = MIN_BYTES // 4

@@ -1,6 +1,5 @@
 """A tensor as a person looks at it."""
 
-import pytest
 import torch
 
 from harness.recording.stepping import MAX_ELEMENTS, elements_text, value_range
@@ -14,22 +13,11 @@ def test_few_elements_have_all_their_digits_and_nan_its_bits() -> None:
     assert elements_text(torch.arange(8)) == "0  1  2  3  4  5  6  7"
 
 
-@pytest.mark.parametrize("shape", [(64,), (8, 8), (4, 4, 4), (64, 1)])
-def test_up_to_a_limit_all_elements_are_there(shape: tuple[int, ...]) -> None:
-    assert MAX_ELEMENTS == 64
-    shown = [
-        word for line in elements_text(torch.arange(64).reshape(shape)).splitlines() for word in line.split("  ")[1:]
-    ]
-    assert [int(word) for word in shown if word.strip()] == list(range(64))
-
-
-def test_of_more_both_ends_are_there_with_their_places() -> None:
+def test_of_many_both_ends_are_there() -> None:
+    assert elements_text(torch.arange(6).reshape(3, 2)).splitlines() == ["0  1", "2  3", "4  5"]
+    assert len(elements_text(torch.arange(MAX_ELEMENTS)).split()) == MAX_ELEMENTS
     lines = elements_text(torch.arange(65)).splitlines()
-    assert lines == ["[0]  0  1  2  3  4  5  6  7", "... 49 more", "[57]  57  58  59  60  61  62  63  64"]
-    wide = elements_text(torch.arange(70_000).reshape(7, 10_000).t()).splitlines()
-    assert wide[0] == "[0, 0]      0  10000  20000  30000  40000  50000  60000"
-    assert wide[2] == "... 69,984 more"
-    assert wide[-1].endswith("  69999")
+    assert lines == ["0  1  2  3  4  5  6  7", "... 49 more", "57  58  59  60  61  62  63  64"]
 
 
 def test_a_range_is_that_of_the_finite_elements() -> None:

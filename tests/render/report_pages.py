@@ -7,8 +7,8 @@ from pathlib import Path
 
 from harness.cli.report import read_report
 from harness.render.report_page import page
+from harness.trace.format import Kept
 from harness.trace.manifest import Manifest
-from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
 from tests.support.traces import manifest_of, recorded_value, scalar, value

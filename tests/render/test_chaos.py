@@ -12,12 +12,10 @@ import pytest
 from harness.bits.exit_codes import ExitCode
 from harness.lab.chaos.search import Chaos, ChaosPlan, Factor, Finding, NotApplied, Outcome, Sign, Subject, Tally
 from harness.lab.experiment.launcher import OUTPUT
-from harness.recording.entry_call import EntryCall
-from harness.recording.run_spec import RunSpec
+from harness.recording.run_spec import EntryCall, RunSpec
 from harness.render.chaos import chaos_json, chaos_text, command, effect, sentence
 from harness.trace.diff import diff
-from harness.trace.reasons import VerdictCode
-from harness.trace.verdict import Kind, Verdict
+from harness.trace.verdict import Kind, Verdict, VerdictCode
 from tests.support.manual import between
 from tests.support.traces import flip_bit, steps_of, trace
 

@@ -11,11 +11,10 @@ from xxhash import xxh3_128_digest
 
 from harness.render.divergence import verdict_text, where
 from harness.render.serialise import serialised
-from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
+from harness.trace.format import Kept, RecordedValue, Scope
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.reader import read_trace
-from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.verdict import Verdict
 from tests.support.manual import goldens

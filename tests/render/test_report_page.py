@@ -9,7 +9,7 @@ import pytest
 
 from harness.lab.report.subjects import Report, Subject
 from harness.render.report_page import page
-from harness.trace.chain import RecordedValue, Scope
+from harness.trace.format import RecordedValue, Scope
 from harness.trace.reader import read_trace
 from tests.render.report_pages import HOSTILE, NUM_STEPS, page_of, write_pair, write_run
 from tests.support.html_elements import Elements

@@ -9,16 +9,14 @@ from harness.lab.experiment.launcher import Run
 from harness.lab.experiment.recorded_run import RecordedRun
 from harness.lab.experiment.recording_result import Problem, Recording
 from harness.lab.reproduce.reproduction import Ending, Repeated, Reproduction, StepOperations, StepPlan
-from harness.recording.conditions import Stop
-from harness.recording.entry_call import EntryCall
-from harness.recording.run_spec import RunSpec
+from harness.recording.metrics import Stop
+from harness.recording.run_spec import EntryCall, RunSpec
 from harness.render.operations import non_finite_lines
 from harness.render.recording import where
 from harness.render.replay import step_json, step_text
 from harness.trace.diff import diff
 from harness.trace.manifest import Manifest
-from harness.trace.non_finite import NonFinite
-from harness.trace.ops import INF, NAN, Operation, OpValue
+from harness.trace.ops import INF, NAN, NonFinite, Operation, OpValue
 from harness.trace.reader import Trace
 from harness.trace.verdict import Kind, Verdict
 from tests.support.manual import goldens

@@ -19,17 +19,15 @@ from harness.bits.errors import (
 )
 from harness.lab.experiment.plain_yaml import read_yaml
 from harness.lab.gate.golden import Acceptance, Golden, GoldenError, read_goldens, write_golden
-from harness.recording.entry_call import REJECTION, EntryCall, read_rejection
-from harness.recording.metrics import numbers_of_json
+from harness.recording.metrics import PrintedMetrics
+from harness.recording.run_spec import REJECTION, EntryCall, read_rejection
 from harness.runner.records.history import History, PastResult, parse_results, results_text
 from harness.runner.records.recorded_run import read_recorded_run
 from harness.runner.report_file import read_report
-from harness.trace.curve import CurvePoint, curve_line, parse_curve
-from harness.trace.format import HEADER, frame
+from harness.trace.format import HEADER, CurvePoint, curve_line, frame, parse_curve, read_digested
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
 from harness.trace.ops import read_ops
 from harness.trace.reader import read_trace
-from harness.trace.tensor_file import read_digested
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
 from tests.runner.records.hostile_histories import make_history
@@ -139,8 +137,14 @@ def _readers_of_results() -> list[Reader]:
     golden = of_file("k/golden.json", read_goldens, files)
     return [
         Reader("golden.json", (files.pop("k/golden.json"),), golden, (GoldenError,)),
-        Reader("a line of numbers", (b'{"loss": 1.5, "step": 3}',), of_text(numbers_of_json)),
+        Reader("a line of numbers", (b'{"loss": 1.5, "step": 3}',), of_text(_numbers)),
     ]
+
+
+def _numbers(line: str) -> object:
+    found: dict[str, object] = {}
+    PrintedMetrics([], found.update).read_line(line, has_json=True)
+    return found
 
 
 def _readers_of_calls() -> list[Reader]:

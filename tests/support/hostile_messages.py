@@ -15,21 +15,19 @@ from harness.lab.experiment.recording_result import read_reports
 from harness.machine.gpu_health import MachineHealth
 from harness.machine.network.interfaces import read_nccl_settings
 from harness.process.program_output import output_tail
-from harness.recording.conditions import Stop, read_stop
+from harness.recording.metrics import Stop, read_stop
 from harness.recording.run_spec import PROCESSES, Report
-from harness.recording.sentinel.sentinel_report import (
+from harness.recording.sentinel_report import (
     BUNDLES,
     MANIFEST,
     Difference,
-    Fault,
     Finding,
     Location,
     Moment,
-    Repeated,
     read_findings,
 )
 from harness.runner.config import load_config
-from harness.trace.mapped_libraries import identify
+from harness.trace.fingerprint import identify
 from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
 
 
@@ -84,11 +82,7 @@ def _readers_of_programs() -> list[Reader]:
     report = Report(7, ("train.py",), "/bin/python", rank=0, num_steps=2, metrics=("loss",))
     place = Location(0, "alpha", "cpu")
     difference = Difference("weight", "a", {0: "x", 1: "y"}, (0, 1))
-    finding = Finding(
-        *(3, Moment.AFTER_STEP, (place,), (difference,), 1, next(iter(Fault)), next(iter(Repeated)), False, 2),
-        locations=(place,),
-        random_states={0: {"python": "x"}},
-    )
+    finding = Finding(3, Moment.AFTER_STEP, (place,), (difference,), 1, 2, (place,))
     stop = Stop("loss>1", 3, phase="loss", name="loss", element=(1, 2), known=("a",))
     return [
         Reader(

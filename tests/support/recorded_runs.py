@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.lab.experiment.recorded_run import CHECKPOINTS, RecordedRun, read_recorded_run
-from harness.recording.entry_call import EntryCall
+from harness.recording.run_spec import EntryCall
 from tests.support.traces import manifest_of, steps_of, write
 
 RESUME = {"run": "output.resume", "step": "output.resume_step"}

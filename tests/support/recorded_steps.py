@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from harness.recording.callbacks import RecorderCallback
-from harness.recording.recorder import Kept, Recorder
+from harness.recording.recorder import Kept, Recorder, RecorderCallback
 from harness.recording.run_spec import RunEnded
-from harness.trace.chain import RecordedValue
+from harness.trace.format import RecordedValue
 from harness.trace.reader import Trace, read_trace
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter

@@ -7,7 +7,7 @@ from harness.lab.experiment.launcher import OUTPUT, Run
 from harness.lab.experiment.preparation import OutDirectory
 from harness.lab.experiment.recording_result import Problem, Recording
 from harness.lab.replay.replay import ReplayPlan
-from harness.recording.op_log import OpLog
+from harness.recording.operations import OpLog
 from harness.recording.run_spec import Report, RunSpec
 from tests.support.traces import Change, steps_of, write
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from xxhash import xxh3_128_digest
 
 from harness.bits.digests import RAW, XXH3_128, digest
-from harness.trace.chain import CHAINED, PHASES, RecordedValue, Scope
+from harness.trace.format import CHAINED, PHASES, Kept, RecordedValue, Scope
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.ops import OPS, Operation, OpValue, ops_name
 from harness.trace.reader import Trace, read_trace
-from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
 

@@ -1,8 +1,7 @@
 """Whether the roots and chains of a trace follow from its values."""
 
 from harness.bits.errors import TraceError
-from harness.trace.chain import chain_start, step_root
-from harness.trace.layout import log_name
+from harness.trace.format import chain_start, log_name, step_root
 from harness.trace.reader import Trace, chain_breaks
 
 

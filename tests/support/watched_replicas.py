@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from harness.recording.run_spec import ReplicasDiffer
-from harness.recording.sentinel.sentinel import Sentinel, SentinelConfig
+from harness.recording.sentinel import Sentinel
 from tests.support.programs.replicas import train
 
 
@@ -35,7 +35,6 @@ class Case:
     every: int = 0
     """Cadence; 0 without a sentinel."""
     with_closure: bool = False
-    writes_past_torch: bool = False
     is_declared: bool = False
     """Whether its parameters are declared as replicas on all ranks."""
     ends_at: int | None = None
@@ -46,7 +45,7 @@ def train_watched(case: Case, directory: str) -> Trained:
     """Train; bundles go to `directory`."""
     sentinel = None
     if case.every:
-        sentinel = Sentinel(SentinelConfig(case.every, Path(directory), case.timeout_s))
+        sentinel = Sentinel(case.every, Path(directory), case.timeout_s)
         sentinel.install()
 
     def declare(parameters: Sequence[torch.Tensor]) -> None:
@@ -60,7 +59,6 @@ def train_watched(case: Case, directory: str) -> Trained:
             case.num_steps,
             case.flip,
             with_closure=case.with_closure,
-            writes_past_torch=case.writes_past_torch,
             ends_at=case.ends_at,
             declare=declare if case.is_declared else None,
         )

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.trace.attribution import attribute
-from harness.trace.chain import RecordedValue, Scope
-from harness.trace.tensor_file import Kept
+from harness.trace.explanation import attribute
+from harness.trace.format import Kept, RecordedValue, Scope
 from harness.trace.verdict import ADVANTAGE_SIGNS, BATCHES, INTEGERS, REWARDS, TOKENS, Count, Element
 from tests.support.traces import SEEDED, trace, trace_of_ranks, trace_of_values, value
 

@@ -12,8 +12,8 @@ from xxhash import xxh3_64_digest, xxh3_128_digest
 
 import harness.trace
 from harness.bits import digests
-from harness.trace import chain, format
-from harness.trace.chain import RecordedValue, Scope
+from harness.trace import format
+from harness.trace.format import RecordedValue, Scope
 from tests.support.traces import SEEDED, any_leaf, any_leaves, names
 
 HERE = Path(harness.trace.__file__).parent
@@ -30,7 +30,7 @@ def recorded_value_of(fields: dict[str, Any]) -> RecordedValue:
 
 @pytest.mark.parametrize("vector", VECTORS["enc"])
 def test_enc_agrees_with_the_vectors(vector: Any) -> None:
-    assert chain.enc(*vector["fields"]).hex() == vector["bytes"]
+    assert format.enc(*vector["fields"]).hex() == vector["bytes"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["digests"], ids=lambda v: f"{v['dtype']}-{v['algorithm']}")
@@ -44,14 +44,14 @@ def test_digests_agree_with_the_vectors(vector: Any) -> None:
 
 
 def test_the_chain_agrees_with_the_vectors() -> None:
-    link = chain.chain_start(VECTORS["identity"])
+    link = format.chain_start(VECTORS["identity"])
     assert link.hex() == VECTORS["init"]
     log = format.HEADER
     for step in VECTORS["steps"]:
         recorded_values = [recorded_value_of(fields) for fields in step["leaves"]]
-        assert [chain.leaf_hash(chain.encoded(v)[1], v.digest).hex() for v in recorded_values] == step["leaf_hashes"]
-        root = chain.step_root(step["step"], recorded_values)
-        link = chain.next_chain(link, root)
+        assert [format.leaf_hash(format.encoded(v)[1], v.digest).hex() for v in recorded_values] == step["leaf_hashes"]
+        root = format.step_root(step["step"], recorded_values)
+        link = format.next_chain(link, root)
         frame = format.frame(format.step_payload(step["step"], root, link, recorded_values))
         assert (root.hex(), link.hex(), frame.hex()) == (step["root"], step["chain"], step["frame"])
         log += frame
@@ -120,7 +120,7 @@ def test_the_shardable_sums_are_what_the_prose_says(vector: Any) -> None:
 @given(any_leaves, st.randoms(use_true_random=False), st.integers(0, 2**64 - 1))
 def test_a_root_does_not_depend_on_the_order(recorded_values: list[RecordedValue], random: Any, step: int) -> None:
     shuffled = random.sample(recorded_values, len(recorded_values))
-    assert chain.step_root(step, shuffled) == chain.step_root(step, recorded_values)
+    assert format.step_root(step, shuffled) == format.step_root(step, recorded_values)
 
 
 @SEEDED
@@ -128,26 +128,26 @@ def test_a_root_does_not_depend_on_the_order(recorded_values: list[RecordedValue
 def test_a_root_depends_on_every_field(one: RecordedValue, other: RecordedValue, field: str) -> None:
     one = one._replace(scope=Scope.LOGICAL)
     changed = one._replace(**{field: getattr(other, field)})
-    assert (chain.step_root(0, [one]) == chain.step_root(0, [changed])) == (one == changed)
-    assert chain.step_root(0, [one]) != chain.step_root(1, [one])
+    assert (format.step_root(0, [one]) == format.step_root(0, [changed])) == (one == changed)
+    assert format.step_root(0, [one]) != format.step_root(1, [one])
 
 
 @SEEDED
 @given(any_leaves)
 def test_only_what_decides_is_in_a_root(recorded_values: list[RecordedValue]) -> None:
     deciding = [each for each in recorded_values if each.scope in (Scope.LOGICAL, Scope.SHARD)]
-    assert chain.step_root(3, recorded_values) == chain.step_root(3, deciding)
-    assert (chain.step_root(3, []) == chain.step_root(3, recorded_values)) == (not deciding)
+    assert format.step_root(3, recorded_values) == format.step_root(3, deciding)
+    assert (format.step_root(3, []) == format.step_root(3, recorded_values)) == (not deciding)
 
 
 @SEEDED
 @given(st.lists(names), st.lists(names))
 def test_other_fields_are_other_bytes(one: list[str], other: list[str]) -> None:
-    assert (chain.enc(*one) == chain.enc(*other)) == (one == other)
+    assert (format.enc(*one) == format.enc(*other)) == (one == other)
 
 
 @SEEDED
 @given(st.dictionaries(names, names), st.dictionaries(names, names))
 def test_a_chain_begins_with_the_identity(one: dict[str, str], other: dict[str, str]) -> None:
-    assert (chain.chain_start(one) == chain.chain_start(other)) == (one == other)
-    assert chain.chain_start(one) == chain.chain_start(dict(reversed(one.items())))
+    assert (format.chain_start(one) == format.chain_start(other)) == (one == other)
+    assert format.chain_start(one) == format.chain_start(dict(reversed(one.items())))

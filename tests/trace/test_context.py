@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
+from harness.trace.format import RecordedValue, Scope
 from harness.trace.resumption import align
 from harness.trace.verdict import Context, Kind
 from tests.support.traces import Steps, recorded_value, trace, trace_of_ranks

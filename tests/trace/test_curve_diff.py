@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.bits.findings import Finding
-from harness.trace.curve_diff import compare_curves, is_cost
-from harness.trace.diff import diff
+from harness.trace.diff import compare_curves, diff, is_cost
 from harness.trace.reader import Trace, read_trace
-from harness.trace.reasons import VerdictCode
 from harness.trace.values import Float
-from harness.trace.verdict import Kind
+from harness.trace.verdict import Kind, VerdictCode
 from harness.trace.writer import TraceWriter
 from tests.support.traces import manifest_of, recorded_value, steps_of, trace
 

@@ -9,14 +9,11 @@ from hypothesis import strategies as st
 from xxhash import xxh3_128_hexdigest
 
 from harness.bits.digests import SHARDSUM_128
-from harness.trace.chain import RecordedValue, Scope
-from harness.trace.diff import diff
-from harness.trace.format import HEADER, done_payload, frame, step_payload
+from harness.trace.diff import StepDifference, compare_values, diff
+from harness.trace.format import HEADER, RecordedValue, Scope, done_payload, frame, step_payload
 from harness.trace.manifest import MAX_FIELD_CHARS
 from harness.trace.reader import read_trace
-from harness.trace.reasons import VerdictCode
-from harness.trace.value_diff import StepDifference, compare_values
-from harness.trace.verdict import Difference, Kind
+from harness.trace.verdict import Difference, Kind, VerdictCode
 from tests.support.traces import (
     SEEDED,
     VALUES,

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
+from harness.trace.format import RecordedValue, Scope
 from harness.trace.reader import Trace, read_trace
-from harness.trace.reasons import VerdictCode
-from harness.trace.verdict import Difference, Divergence, Kind
+from harness.trace.verdict import Difference, Divergence, Kind, VerdictCode
 from tests.support.traces import (
     Change,
     Steps,

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.trace import element_diff
-from harness.trace.element_diff import ValueDifference, compare
-from harness.trace.values import ELEMENT_BYTES, FLOATS, Float, shown
+from harness.trace import values
+from harness.trace.values import ELEMENT_BYTES, FLOATS, Float, ValueDifference, compare, shown
 from tests.support.traces import SEEDED
 
 any_float = st.sampled_from(list(FLOATS)).flatmap(
@@ -99,7 +98,7 @@ def test_of_many_elements_the_right_ones_are_counted(dtype: str, changed: list[i
 
 def test_after_enough_differences_the_rest_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = bytes(160_000), bytes(80_000) + b"\x01" * 80_000
-    monkeypatch.setattr(element_diff, "MAX_DIFFERENT", 100)
+    monkeypatch.setattr(values, "MAX_DIFFERENT", 100)
     found = compare("u8", a, b)
     assert found is not None
     assert (found.first, found.num_elements, found.num_compared) == (80_000, 160_000, 81_920)

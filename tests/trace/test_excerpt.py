@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.trace.diff import diff
-from harness.trace.excerpt import excerpt
-from harness.trace.layout import log_name
-from harness.trace.reader import read_trace
+from harness.trace.format import log_name
+from harness.trace.reader import excerpt, read_trace
 from harness.trace.verdict import Kind
 from tests.support.traces import SEEDED, flip_bit, steps_of, write
 from tests.support.verified import verify

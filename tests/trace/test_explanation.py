@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.bits.digests import RAW
-from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
+from harness.trace.format import Kept, RecordedValue, Scope
 from harness.trace.manifest import Manifest
-from harness.trace.reasons import CauseCode
-from harness.trace.tensor_file import Kept
-from harness.trace.verdict import Verdict
+from harness.trace.verdict import CauseCode, Verdict
 from tests.support.traces import manifest_of, recorded_value, scalar, steps_of, trace, trace_of_values, value
 
 W = "layers.0.weight"

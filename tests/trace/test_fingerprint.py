@@ -18,8 +18,7 @@ import pytest
 
 from harness.bits.redaction import REDACTED
 from harness.trace import fingerprint as read
-from harness.trace.fingerprint import X86_MXCSR_OFFSET, control_state
-from harness.trace.mapped_libraries import EDGE_BYTES, identify, mapped_libraries
+from harness.trace.fingerprint import EDGE_BYTES, X86_MXCSR_OFFSET, control_state, identify, mapped_libraries
 
 # --------------------------------------------------------------------------------------------- floating-point control
 

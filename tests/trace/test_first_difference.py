@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.bits.findings import Finding
-from harness.trace.chain import Scope
 from harness.trace.diff import diff
+from harness.trace.format import Kept, Scope, write_tensors
 from harness.trace.reader import read_trace
-from harness.trace.reasons import VerdictCode
-from harness.trace.tensor_file import Kept, write_tensors
-from harness.trace.verdict import Divergence
+from harness.trace.verdict import Divergence, VerdictCode
 from tests.support.traces import Steps, recorded_value, trace, trace_of_ranks, trace_of_values, value
 
 

@@ -9,12 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.errors import TraceError
-from harness.trace.chain import CHAINED, PHASES, RecordedValue, Scope, enc
 from harness.trace.format import (
+    CHAINED,
+    PHASES,
     Columns,
     FramePosition,
+    RecordedValue,
+    Scope,
     StepHead,
     complete_frames,
+    enc,
     fields_of,
     frame,
     read_columns,

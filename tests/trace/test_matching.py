@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.trace import matching
-from harness.trace.chain import RecordedValue
 from harness.trace.diff import diff
-from harness.trace.matching import match_processes
+from harness.trace.format import RecordedValue
 from harness.trace.reader import Trace, read_trace
-from harness.trace.reasons import VerdictCode
-from harness.trace.verdict import Kind
+from harness.trace.verdict import Kind, VerdictCode
 from harness.trace.writer import TraceWriter
 from tests.support.traces import SEEDED, VALUES, Steps, flip_bit, manifest_of, steps_of, value, write
 
@@ -156,17 +153,3 @@ def test_kept_tensors_are_those_of_the_matched_process(tmp_path: Path) -> None:
     assert first.rank == 1
     assert first.value is not None
     assert first.value.num_different == 8
-
-
-def test_very_many_processes_are_matched_by_number_and_not_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a = trace_of_processes(tmp_path / "a", [steps_of_process(number, 1) for number in range(8)])
-    b = trace_of_processes(tmp_path / "b", [steps_of_process(100 + number, 1) for number in range(7)])
-    monkeypatch.setattr(matching, "MAX_PAIRS", 55)
-    monkeypatch.setattr(matching, "_likeness", None)  # calling it would fail
-    match = match_processes(a, b)
-    assert (match.numbers, match.is_guess) == ({number: number for number in range(7)}, True)
-    monkeypatch.setattr(matching, "MAX_PAIRS", 56)
-    with pytest.raises(TypeError):
-        match_processes(a, b)

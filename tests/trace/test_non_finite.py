@@ -8,8 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.trace.non_finite import NonFinite, find_non_finite
-from harness.trace.ops import INF, NAN, Operation, OpRecord, OpValue
+from harness.trace.ops import INF, NAN, NonFinite, Operation, OpRecord, OpValue, find_non_finite
 from tests.support.traces import SEEDED
 
 

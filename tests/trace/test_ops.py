@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.errors import TraceError
+from harness.trace.diff import ops_of_other_steps
 from harness.trace.ops import (
     MAX_BYTES,
     OPS,
@@ -20,11 +21,10 @@ from harness.trace.ops import (
     compare_ops,
     ops_name,
     ops_of_divergence,
-    ops_of_other_steps,
     read_ops,
     recorded_steps,
 )
-from harness.trace.reasons import VerdictCode
+from harness.trace.verdict import VerdictCode
 from tests.support.operations import op_value, operation
 from tests.support.traces import SEEDED, write_ops
 

@@ -18,16 +18,12 @@ from harness import __version__
 from harness.bits.digests import digest
 from harness.bits.errors import TraceError
 from harness.bits.files import MAX_JSON_BYTES
-from harness.trace import curve
-from harness.trace.chain import RecordedValue, next_chain
-from harness.trace.curve import parse_curve
+from harness.trace import format
 from harness.trace.diff import diff
-from harness.trace.excerpt import excerpt
-from harness.trace.format import HEADER, done_payload, frame, step_payload
+from harness.trace.format import HEADER, RecordedValue, done_payload, frame, next_chain, parse_curve, step_payload
 from harness.trace.manifest import Fingerprint, Manifest, manifest_text, parse_manifest
-from harness.trace.reader import MAX_ABSENT, read_trace
-from harness.trace.reasons import VerdictCode
-from harness.trace.verdict import Kind
+from harness.trace.reader import MAX_ABSENT, excerpt, read_trace
+from harness.trace.verdict import Kind, VerdictCode
 from tests.support.manual import section
 from tests.support.traces import (
     SEEDED,
@@ -136,10 +132,10 @@ def test_a_manifest_and_a_line_of_a_curve_that_are_too_long_are_not_parsed(
         file.truncate(MAX_JSON_BYTES + 1)
     with pytest.raises(TraceError, match="it has more than 33,554,432 bytes"):
         read_trace(directory)
-    monkeypatch.setattr(curve, "MAX_LINE_CHARS", 400)
+    monkeypatch.setattr(format, "MAX_LINE_CHARS", 400)
     good, long = '{"step": 0, "loss": null, "chain": "00"}\n', '{"step": 1, "chain": "' + "0" * 400 + '"}\n'
     assert [point.step for point in parse_curve(good + long)] == [0]
-    monkeypatch.setattr(curve, "MAX_LINE_CHARS", 500)
+    monkeypatch.setattr(format, "MAX_LINE_CHARS", 500)
     assert [point.step for point in parse_curve(good + long)] == [0, 1]
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.trace.chain import RecordedValue, Scope
-from harness.trace.repeats import repeats
+from harness.trace.explanation import repeats
+from harness.trace.format import RecordedValue, Scope
 from tests.support import traces
 
 

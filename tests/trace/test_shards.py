@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.bits.digests import SHARDSUM_128, add_shards, shardsum
-from harness.trace.chain import RecordedValue, Scope
 from harness.trace.diff import diff
+from harness.trace.format import RecordedValue, Scope
 from harness.trace.reader import Trace, read_trace
-from harness.trace.reasons import VerdictCode
-from harness.trace.verdict import Kind
+from harness.trace.verdict import Kind, VerdictCode
 from tests.support.traces import recorded_value, trace, trace_of_ranks
 from tests.support.verified import verify
 

@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bits.errors import TraceError
-from harness.trace.chain import RecordedValue, Scope
-from harness.trace.tensor_file import DTYPES, DamagedTensor, Kept, read_digested, tensor_key, write_tensors
+from harness.trace.format import (
+    DTYPES,
+    DamagedTensor,
+    Kept,
+    RecordedValue,
+    Scope,
+    read_digested,
+    tensor_key,
+    write_tensors,
+)
 from tests.support.traces import SEEDED, names
 
 safetensors = pytest.importorskip("safetensors", reason="the library is the oracle here")

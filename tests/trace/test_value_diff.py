@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.trace.chain import RecordedValue, Scope
-from harness.trace.format import Columns, FramePosition, read_columns, step_payload
-from harness.trace.value_diff import StepDifference, compare_columns, compare_values
+from harness.trace.diff import StepDifference, compare_columns, compare_values
+from harness.trace.format import Columns, FramePosition, RecordedValue, Scope, read_columns, step_payload
 from tests.support.traces import SEEDED, any_leaves, recorded_value
 
 ALL_SCOPES = st.sampled_from([tuple(Scope), (Scope.LOGICAL,), (Scope.PHYSICAL,)])

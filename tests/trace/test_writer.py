@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.bits.errors import TraceError
-from harness.trace.chain import RecordedValue, Scope
+from harness.trace.format import RecordedValue, Scope, read_digested
 from harness.trace.reader import read_trace
-from harness.trace.tensor_file import read_digested
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter, close_log, write_manifest
 from tests.support.file_limits import largest_file

@@ -54,9 +54,8 @@ from harness.lab.experiment.worktrees import (
 from harness.process.invocation import Invocation
 from harness.process.program_output import output_tail
 from harness.process.scratch import remove_tree
-from harness.recording.conditions import OPERATORS, Condition, parse_condition
-from harness.recording.entry_call import read_rejection
-from harness.recording.run_spec import RunSpec
+from harness.recording.metrics import OPERATORS, Condition, parse_condition
+from harness.recording.run_spec import RunSpec, read_rejection
 from harness.trace.diff import diff
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import Kind, Verdict

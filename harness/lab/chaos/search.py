@@ -36,14 +36,11 @@ from harness.lab.experiment.scenario import ChaosSection, Range, asked_run, make
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation, num_cores
 from harness.process.scratch import remove_tree
-from harness.recording.entry_call import read_rejection
-from harness.recording.run_spec import RunSpec
-from harness.trace.chain import PHASES
+from harness.recording.run_spec import RunSpec, read_rejection
 from harness.trace.diff import diff
-from harness.trace.excerpt import excerpt
-from harness.trace.reader import Trace, read_trace
-from harness.trace.reasons import CauseCode
-from harness.trace.verdict import Verdict
+from harness.trace.format import PHASES
+from harness.trace.reader import Trace, excerpt, read_trace
+from harness.trace.verdict import CauseCode, Verdict
 
 
 def is_same(a: object, b: object) -> bool:

@@ -17,9 +17,8 @@ from harness.bits.redaction import redact_argv
 from harness.bits.text import path_text
 from harness.lab.experiment.recorded_run import checkpoint_steps_in, unfinished_step
 from harness.lab.experiment.recording_result import Recording
-from harness.recording.conditions import Stop
-from harness.recording.entry_call import INTERRUPTED
-from harness.recording.run_spec import RunSpec
+from harness.recording.metrics import Stop
+from harness.recording.run_spec import INTERRUPTED, RunSpec
 from harness.trace.reader import read_trace
 
 

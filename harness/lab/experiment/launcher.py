@@ -28,9 +28,8 @@ from harness.process.growing_file import GrowingFile
 from harness.process.interruption import Interruption
 from harness.process.scratch import remove_tree
 from harness.process.supervisor_client import ProcessEnd, ProcessSpec, Supervisors, find_py_spy, probe_backends
-from harness.recording.entry_call import read_rejection
-from harness.recording.run_spec import RunSpec
-from harness.trace.layout import CURVE
+from harness.recording.run_spec import RunSpec, read_rejection
+from harness.trace.format import CURVE
 
 OUTPUT = "output.log"
 

@@ -16,11 +16,9 @@ from harness.bits.redaction import REDACTED, redact_argv
 from harness.bits.text import path_text
 from harness.lab.experiment.command_spec import command_identity
 from harness.lab.experiment.flat_config import flattened, overridden
-from harness.recording.entry_call import CALL, EntryCall
-from harness.recording.run_spec import RUN, TRAIN, RunSpec
-from harness.trace.excerpt import excerpt
-from harness.trace.layout import MANIFEST, UNFINISHED
-from harness.trace.reader import Trace, read_trace
+from harness.recording.run_spec import CALL, RUN, TRAIN, EntryCall, RunSpec
+from harness.trace.format import MANIFEST, UNFINISHED
+from harness.trace.reader import Trace, excerpt, read_trace
 
 AGAIN = "record the run again: rlharness train SCENARIO --out RUN"
 CHECKPOINTS = "checkpoints"

@@ -50,8 +50,7 @@ from harness.lab.experiment.flat_config import flattened, keys_with_dots, overri
 from harness.lab.experiment.plain_yaml import read_yaml
 from harness.lab.experiment.scenario_names import ENDINGS, PACKAGE, is_scenario_file, name_of
 from harness.process.invocation import Invocation, shadowing
-from harness.recording.entry_call import FUNCTION, EntryCall
-from harness.recording.run_spec import RunSpec
+from harness.recording.run_spec import FUNCTION, EntryCall, RunSpec
 from harness.runner.config import load_config
 from harness.trace.manifest import ENTRY, LEVEL
 

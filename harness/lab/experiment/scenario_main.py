@@ -20,8 +20,7 @@ from harness.bits.errors import TraceError, UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.process.exhaustion import exhaustion_of
 from harness.recording import open_recorder
-from harness.recording.entry_call import INTERRUPTED, Rejection, take_call
-from harness.recording.run_spec import RunEnded
+from harness.recording.run_spec import INTERRUPTED, Rejection, RunEnded, take_call
 
 FAILED = 1
 
@@ -45,7 +44,7 @@ def _recorded() -> int:
         recorder = open_recorder()
     except UsageError as error:  # of a watcher that cannot be made
         return _refuse(error)
-    from harness.recording.active import active_log  # not before torch, with whose import a recording begins
+    from harness.recording.automatic import active_log  # not before torch, with whose import a recording begins
     from harness.recording.recorder import NullRecorder
 
     log = active_log()
@@ -72,7 +71,7 @@ def _recorded() -> int:
 
 
 def _refuse(error: UsageError) -> int:
-    from harness.recording.active import active_log
+    from harness.recording.automatic import active_log
 
     log = active_log()
     assert log is not None, "watchers are made where something is recorded"

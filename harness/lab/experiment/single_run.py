@@ -17,12 +17,11 @@ from harness.lab.experiment.preparation import notes_on, prepare
 from harness.lab.experiment.recording_result import Recording, await_recorders, finish
 from harness.process.clock import SystemClock
 from harness.process.supervisor.foreground import run_in_foreground
-from harness.recording.conditions import Condition, Stop, parse_condition, read_stop, refuse_unknown
-from harness.recording.entry_call import INTERRUPTED, read_rejection
-from harness.recording.run_spec import RunSpec
-from harness.recording.sentinel.sentinel_report import Finding, read_findings
+from harness.recording.metrics import Condition, Stop, parse_condition, read_stop, refuse_unknown
+from harness.recording.run_spec import INTERRUPTED, RunSpec, read_rejection
+from harness.recording.sentinel_report import Finding, read_findings
+from harness.trace.explanation import repeats
 from harness.trace.reader import read_trace
-from harness.trace.repeats import repeats
 
 BREAKPOINTS = "harness.recording.breakpoints:Breakpoints"
 STOP = "stop.json"
@@ -53,7 +52,7 @@ class TerminalRun:
 
         INCOMPLETE_RECORDING where only the rest failed.
         """
-        if any(not finding.is_repaired for _, finding in self.findings):
+        if self.findings:
             return ExitCode.DIVERGED
         if self.stop is not None:
             return ExitCode.OK

@@ -22,7 +22,7 @@ from harness.bits.text import count, one_line, path_text
 from harness.lab.experiment.recorded_run import CHECKPOINTS, RecordedRun
 from harness.lab.experiment.scenario import Scenario, all_scenarios
 from harness.process.invocation import Invocation
-from harness.recording.entry_call import EntryCall
+from harness.recording.run_spec import EntryCall
 
 CHECKPOINT_SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".jinja")
 """Formats of checkpoints that hold data: weights, plain values, and what tokenizers are saved as."""

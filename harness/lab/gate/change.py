@@ -21,13 +21,11 @@ from enum import Enum
 from math import inf, isfinite, isinf, prod
 
 from harness.bits.findings import Finding, FindingCode
-from harness.trace.attribution import TEXTS
-from harness.trace.chain import CHAINED, PHASES, RecordedValue, Scope, raw_value
-from harness.trace.element_diff import compare, numbers
+from harness.trace.explanation import TEXTS
+from harness.trace.format import CHAINED, PHASES, RecordedValue, Scope, raw_value
 from harness.trace.manifest import ENTRY
 from harness.trace.reader import Trace
-from harness.trace.reasons import VerdictCode
-from harness.trace.values import ELEMENT_BYTES, FLOATS
+from harness.trace.values import ELEMENT_BYTES, FLOATS, compare, numbers
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
@@ -40,6 +38,7 @@ from harness.trace.verdict import (
     Kind,
     SettingDifference,
     Verdict,
+    VerdictCode,
 )
 
 HALF_OF_THE_DIGITS = {"f64": 2**-11.5, "f32": 2**-11.5, "f16": 2**-5.0, "bf16": 2**-3.5}

@@ -59,13 +59,11 @@ from harness.lab.gate.golden import (
 )
 from harness.process.clock import Clock
 from harness.process.invocation import Invocation
-from harness.recording.entry_call import read_rejection
-from harness.recording.run_spec import RunSpec
+from harness.recording.run_spec import RunSpec, read_rejection
 from harness.runner.config import GateKeys, load_config
 from harness.trace.diff import diff
-from harness.trace.excerpt import excerpt
-from harness.trace.mapped_libraries import deciding
-from harness.trace.reader import Trace, read_trace
+from harness.trace.fingerprint import deciding
+from harness.trace.reader import Trace, excerpt, read_trace
 from harness.trace.verdict import Difference, Verdict
 
 # --------------------------------------------------------------------------------------------------------------- policy

@@ -28,16 +28,15 @@ from harness.lab.gate.change import (
     classify_change,
 )
 from harness.process.scratch import remove_tree
-from harness.trace.curve import NAMES
 from harness.trace.diff import diff
-from harness.trace.layout import CURVE, MANIFEST, TENSORS
+from harness.trace.format import CURVE, CURVE_NAMES, MANIFEST, TENSORS
 from harness.trace.reader import Trace, read_trace
 
 VERSION = 2
 GOLDEN = "golden.json"
 KEY_CHARS = 12
 NORM = "gradient_norm"
-"""The one of the curve's NAMES that does not cancel: half of its own digits agree where only rounding differs. A loss
+"""The one of CURVE_NAMES that does not cancel: half of its own digits agree where only rounding differs. A loss
 with a baseline or a KL may be nothing but rounding; made of terms of the order of 1, they are compared with 1."""
 
 
@@ -93,7 +92,7 @@ def _further_than_rounding(golden: Trace, now: Trace, step: int) -> Iterator[Fin
     In which what the optimizer has done is seen first; later on, rounding itself grows.
     """
     a, b = ({point.step: point.values for point in each.curve} for each in (golden, now))
-    for name in NAMES:
+    for name in CURVE_NAMES:
         for at in sorted(each for each in a.keys() & b.keys() if each >= step)[:2]:
             x, y = a[at].get(name), b[at].get(name)
             if x is not None and y is not None and x != y and not _is_rounding(name, x.value(), y.value()):

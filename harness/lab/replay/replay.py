@@ -17,13 +17,21 @@ from harness.lab.experiment.preparation import OutDirectory, out_directory, plac
 from harness.lab.experiment.scenario import asked_run, make_scenario_spec
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
-from harness.trace.diff import diff
+from harness.trace.diff import diff, match_processes
 from harness.trace.explanation import causes
 from harness.trace.manifest import GPU
-from harness.trace.matching import match_processes
-from harness.trace.non_finite import NonFinite, find_non_finite
-from harness.trace.nondeterministic_ops import suspects
-from harness.trace.ops import NAN, Operation, OpVerdict, compare_ops, is_faithful, read_ops, recorded_steps
+from harness.trace.ops import (
+    NAN,
+    NonFinite,
+    Operation,
+    OpVerdict,
+    compare_ops,
+    find_non_finite,
+    is_faithful,
+    read_ops,
+    recorded_steps,
+    suspects,
+)
 from harness.trace.reader import Trace, read_trace
 from harness.trace.verdict import BY_WEIGHT, EXIT_CODES, Kind, Verdict
 

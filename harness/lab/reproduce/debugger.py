@@ -27,7 +27,7 @@ from harness.lab.reproduce.reproduction import REPRODUCTIONS, ReproduceOptions, 
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.invocation import Invocation
 from harness.process.program_output import output_tail
-from harness.recording.entry_call import read_rejection
+from harness.recording.run_spec import read_rejection
 
 STEPPING = "harness.recording.stepping:Stepping"
 ORDERS, ANSWERS = "orders.pipe", "answers.pipe"
@@ -36,7 +36,7 @@ NUM_LAST_LINES = 4
 NextLine = Callable[[str, Iterable[str]], Awaitable[str | None]]
 """(prompt, words to complete) -> the next line; None at the end."""
 Answer = Mapping[str, Any]
-"""Its `lines` for a person, and fields for a program."""
+"""Its `lines`."""
 
 
 class Session:
@@ -152,7 +152,7 @@ class Session:
         where = f"the run has ended {'within' if process.has_arrived else 'before'} step {step}"
         notes = [where + (f": {problems[0].what}" if problems else "")]
         notes += [f"| {line}" for line in output_tail(run.output)[-NUM_LAST_LINES:]]
-        answer = {"answer": "paused", "step": step, "at": "ended", "lines": notes}
+        answer = {"lines": notes}
         return {"answer": answer, "prompt": f"(step {step}, ended) ", "words": ("back", "quit"), "state": state}
 
 

@@ -26,13 +26,10 @@ from harness.lab.experiment.scenario import check_entries, override_of
 from harness.lab.experiment.trust import check_run
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
-from harness.trace.chain import CHAINED
-from harness.trace.diff import diff
-from harness.trace.excerpt import excerpt
-from harness.trace.global_values import global_root
-from harness.trace.non_finite import NonFinite, find_non_finite
-from harness.trace.ops import is_faithful, read_ops, recorded_steps
-from harness.trace.reader import Trace, read_trace
+from harness.trace.diff import diff, global_root
+from harness.trace.format import CHAINED
+from harness.trace.ops import NonFinite, find_non_finite, is_faithful, read_ops, recorded_steps
+from harness.trace.reader import Trace, excerpt, read_trace
 from harness.trace.verdict import BY_WEIGHT, EXIT_CODES, Kind, Verdict
 
 

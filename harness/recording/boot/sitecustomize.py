@@ -40,11 +40,15 @@ def level_problem(orders: dict[str, Any]) -> str:
     return ""
 
 
-def load(path: Path) -> ModuleType:
-    """A module of this harness from its file, under a name that no program has."""
-    spec = importlib.util.spec_from_file_location(f"_rlharness_{path.stem}", path)
+def load(path: Path, name: str = "") -> ModuleType:
+    """A module of this harness from its file, under a name that no program has; or the package, under its own."""
+    locations = [str(path.parent)] if name else None
+    name = name or f"_rlharness_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=locations)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    if locations:
+        sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -55,25 +59,6 @@ def redacted(argv: list[str]) -> list[str]:
         return list(load(PACKAGE / "bits" / "redaction.py").redact_argv(argv))
     except Exception:  # an interpreter of any age: whatever it does not know, the program goes on
         return argv[:1]
-
-
-def is_hidden() -> bool:
-    """Whether the program would import another package of this harness's name."""
-    spec = importlib.util.find_spec(PACKAGE.name)
-    return spec is not None and (spec.origin is None or Path(spec.origin).resolve() != PACKAGE / "__init__.py")
-
-
-def make_importable() -> None:
-    """This harness, where the interpreter does not find it by itself, and nothing else that lies beside it."""
-    if importlib.util.find_spec(PACKAGE.name) is not None:
-        return
-    spec = importlib.util.spec_from_file_location(
-        PACKAGE.name, PACKAGE / "__init__.py", submodule_search_locations=[str(PACKAGE)]
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[PACKAGE.name] = module
-    spec.loader.exec_module(module)
 
 
 def report(orders: dict[str, Any], problem: str) -> None:
@@ -101,16 +86,17 @@ def main() -> None:
         except ImportError:
             report(orders, f"xxhash is not installed: {sys.executable} -m pip install xxhash")
             return ""
-        if is_hidden():
+        init, spec = PACKAGE / "__init__.py", importlib.util.find_spec(PACKAGE.name)
+        if spec is None:  # nothing else that lies beside this package becomes importable
+            load(init, PACKAGE.name)
+        elif spec.origin is None or Path(spec.origin).resolve() != init:  # the program has another of this name
             package = load(HERE.parent / "private_package.py")
             orders["callbacks"] = {package.private(name): fields for name, fields in orders["callbacks"].items()}
             return str(package.import_privately())
-        make_importable()
         return PACKAGE.name
 
-    load(HERE.parent / "post_import.py").after_import(
-        load(HERE.parent / "boot_hooks.py").import_hooks(orders, bring_package, lambda problem: report(orders, problem))
-    )
+    hooks = load(HERE.parent / "boot_hooks.py")
+    hooks.after_import(hooks.import_hooks(orders, bring_package, lambda problem: report(orders, problem)))
 
 
 try:

@@ -7,8 +7,8 @@ import pytest
 from harness.bits.redaction import redact_values, secrets_kept
 from harness.lab.experiment.flat_config import flattened
 from harness.lab.experiment.scenario import find_scenario, spec_of_call
-from harness.recording.entry_call import EntryCall
-from harness.trace.chain import chain_start
+from harness.recording.run_spec import EntryCall
+from harness.trace.format import chain_start
 
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))

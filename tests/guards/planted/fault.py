@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 import rlcore
-from harness.trace.chain import PHASES
+from harness.trace.format import PHASES
 
 RESUME = "resume"
 """Where a fault lies that is no phase's: between the checkpoint and the first step after it."""

@@ -19,7 +19,7 @@ import torch
 
 from harness.lab.experiment.flat_config import flattened, parts
 from harness.recording.recorder import Kept, Recorder
-from harness.trace.chain import RecordedValue
+from harness.trace.format import RecordedValue
 from harness.trace.manifest import Fingerprint, Manifest
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter

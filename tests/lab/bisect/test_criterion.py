@@ -8,7 +8,7 @@ import pytest
 
 from harness.bits.errors import UsageError
 from harness.lab.bisect.bisection import Criterion, Outcome, parse_criterion
-from harness.trace.curve import CurvePoint
+from harness.trace.format import CurvePoint
 from harness.trace.reader import Trace
 from harness.trace.values import Float
 from tests.support.traces import flip_bit, manifest_of, steps_of, trace

@@ -23,10 +23,9 @@ from harness.lab.experiment.preparation import prepare
 from harness.lab.experiment.recording_result import finish
 from harness.lab.experiment.scenario_main import call_entry
 from harness.process.invocation import Invocation
-from harness.recording.callbacks import make_callbacks
 from harness.recording.latency import found
 from harness.recording.process import ProcessLog
-from harness.recording.recorder import Recorder
+from harness.recording.recorder import Recorder, make_callbacks
 from harness.recording.run_spec import RUN, RunSpec
 from harness.render.run_lines import RunLines
 from tests.support.fake_clock import FakeClock

@@ -9,7 +9,7 @@ from harness.lab.chaos.search import Outcome, Sign, compare, compare_crashed, ha
 from harness.lab.experiment.launcher import Run
 from harness.lab.experiment.recording_result import Problem, Recording
 from harness.trace.reader import Trace, read_trace
-from harness.trace.reasons import VerdictCode
+from harness.trace.verdict import VerdictCode
 from harness.trace.writer import TraceWriter
 from tests.support.traces import Change, Steps, flip_bit, manifest_of, steps_of, trace
 

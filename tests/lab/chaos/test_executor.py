@@ -24,8 +24,7 @@ from harness.lab.chaos.search import (
 )
 from harness.lab.experiment.launcher import Launcher, Run
 from harness.lab.experiment.recording_result import Problem, Recording
-from harness.recording.entry_call import EntryCall, Rejection
-from harness.recording.run_spec import RunSpec
+from harness.recording.run_spec import EntryCall, Rejection, RunSpec
 from harness.render.run_lines import RunLines
 from tests.support.fake_clock import FakeClock
 from tests.support.traces import flip_bit, steps_of, write

@@ -29,8 +29,7 @@ from harness.lab.chaos.search import (
 )
 from harness.lab.experiment.launcher import Run
 from harness.lab.experiment.recording_result import Problem, Recording
-from harness.recording.entry_call import EntryCall
-from harness.recording.run_spec import RunSpec
+from harness.recording.run_spec import EntryCall, RunSpec
 from harness.trace.reader import Trace
 from tests.support.traces import steps_of, trace
 

@@ -9,9 +9,8 @@ import pytest
 
 from harness.bits.digests import RAW
 from harness.lab.gate.change import CODE_OF_DIFFERENCE, CODE_OF_KIND, Change, GateCode, Rounding, classify_change
-from harness.trace.chain import RecordedValue
 from harness.trace.diff import diff
-from harness.trace.reasons import VerdictCode
+from harness.trace.format import RecordedValue
 from harness.trace.verdict import (
     ADVANTAGE_SIGNS,
     BATCHES,
@@ -24,6 +23,7 @@ from harness.trace.verdict import (
     Kind,
     SettingDifference,
     Verdict,
+    VerdictCode,
 )
 from tests.support.traces import Steps, flip_bit, manifest_of, steps_of, trace, value
 

@@ -25,9 +25,8 @@ from harness.lab.gate.golden import (
     read_goldens,
     write_golden,
 )
-from harness.trace.curve import NAMES, CurvePoint
+from harness.trace.format import CURVE_NAMES, CurvePoint, Kept
 from harness.trace.reader import Trace, read_trace
-from harness.trace.tensor_file import Kept
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
 from tests.support.file_limits import largest_file
@@ -122,7 +121,7 @@ def moved(tmp_path: Path) -> Trace:
     return golden(tmp_path / "moved", step_of(gradient=4.0, at=1))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CURVE_NAMES)
 @pytest.mark.parametrize("at", [1, 2], ids=["where they part", "one step later"])
 def test_a_value_of_the_curve_that_has_moved_further_than_rounding_is_behaviour(
     before: Trace, moved: Trace, name: str, at: int
@@ -248,6 +247,6 @@ def test_half_a_golden_is_none_either(before: Trace, tmp_path: Path, name: str) 
 
 
 def test_what_cancels_is_judged_beside_one_and_the_gradient_norm_by_itself(before: Trace, moved: Trace) -> None:
-    for name in NAMES:
+    for name in CURVE_NAMES:
         a, b = (with_curve(each, *3 * [{name: x}]) for each, x in ((before, 1e-9), (moved, -3e-9)))
         assert compare_with_golden(a, b).change is (Change.BEHAVIOUR if name == NORM else Change.NUMERICS), name

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.lab.gate.change import HALF_OF_THE_DIGITS, Rounding, earliest_phase, measure_rounding, step_bytes
-from harness.trace.chain import Scope
-from harness.trace.tensor_file import Kept
+from harness.trace.format import Kept, Scope
 from tests.support.traces import trace_of_values, value
 
 

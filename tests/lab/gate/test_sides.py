@@ -14,8 +14,7 @@ from harness.lab.experiment.worktrees import Side
 from harness.lab.gate import gate
 from harness.lab.gate.change import Change, Comparison, GateCode
 from harness.lab.gate.gate import BASE, HEAD, BrokenRun, GateContext, Interrupted, Recorder, compare_sides
-from harness.recording.entry_call import Rejection
-from harness.recording.run_spec import RunSpec
+from harness.recording.run_spec import Rejection, RunSpec
 from tests.lab.played_session import Gradient, PlayedSession, doubled, rounded, steady
 
 

@@ -11,11 +11,9 @@ from harness.lab.experiment.launcher import Run
 from harness.lab.experiment.recorded_run import RecordedRun
 from harness.lab.experiment.recording_result import Recording
 from harness.lab.reproduce.reproduction import Ending, Repeated, StepPlan, compare_step
-from harness.recording.entry_call import EntryCall
-from harness.recording.op_log import OpLog
-from harness.recording.run_spec import RunSpec
-from harness.trace.chain import RecordedValue
-from harness.trace.layout import UNFINISHED
+from harness.recording.operations import OpLog
+from harness.recording.run_spec import EntryCall, RunSpec
+from harness.trace.format import UNFINISHED, RecordedValue
 from harness.trace.reader import read_trace
 from harness.trace.writer import TraceWriter
 from tests.support.traces import Change, flip_bit, manifest_of, steps_of

@@ -92,13 +92,12 @@ def train(
     flip_text: str = "",
     *,
     with_closure: bool = False,
-    writes_past_torch: bool = False,
     ends_at: int | None = None,
     declare: Callable[[Sequence[torch.Tensor]], None] | None = None,
 ) -> tuple[int, list[torch.Tensor]]:
     """Train; return the number of steps and this rank's weights.
 
-    Rank 1 leaves before the optimizer's step `ends_at`. `writes_past_torch`: each step scales weights through `.data`.
+    Rank 1 leaves before the optimizer's step `ends_at`.
     `declare` is given the parameters.
     """
     rank = distributed.get_rank()
@@ -147,9 +146,6 @@ def train(
             if step == ends_at and rank == 1:
                 raise SystemExit(7)
             optimizer.step()
-        if writes_past_torch:
-            for each in parameters:
-                each.data.mul_(0.999)
     return num_steps, [getattr(each, "_local_tensor", each).detach().clone() for each in parameters]
 
 
@@ -160,7 +156,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--flip", default="")
     parser.add_argument("--closure", action="store_true")
-    parser.add_argument("--writes-past-torch", action="store_true")
     parser.add_argument("--ends-at", type=int)
     parser.add_argument("--weights")
     arguments = parser.parse_args()
@@ -171,7 +166,6 @@ def main() -> None:
         arguments.steps,
         arguments.flip,
         with_closure=arguments.closure,
-        writes_past_torch=arguments.writes_past_torch,
         ends_at=arguments.ends_at,
     )
     if arguments.weights:

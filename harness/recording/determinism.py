@@ -1,14 +1,10 @@
-"""Has torch's attention on CUDA compute equal gradients each time, at level deterministic.
+"""What a level switches on in a process that has just imported torch, and whether it took effect.
 
-    backward ─▶ aten::_scaled_dot_product_flash_attention_backward ─▶ our kernel at AutogradCUDA ─▶ torch's kernel
-                                          deterministic algorithms in error mode, for as long as this takes
-
-Flash and memory-efficient attention add gradients with atomics unless torch's deterministic algorithms are in error
-mode: in warning mode, which the level uses, they warn. Error mode for a whole program would end it at each operation
-without a deterministic implementation. So it is on only while these operations run. cuDNN's attention has no
-deterministic gradients: it is turned off, and reported if the program selects it again.
+Variables, which must be there before the interpreter starts, are in harness/bits/levels.py. The
+generator of numpy is seeded by boot_hooks.py: a program may have numpy and never torch.
 """
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +12,54 @@ from typing import Any
 
 import torch
 
+from harness.bits.levels import DETERMINISTIC
 from harness.recording.notices import say_once
+
+SEED = 0
+"""For generators that the program does not seed itself."""
+
+
+def set_flags(level: str) -> tuple[str, ...]:
+    """Set the determinism flags of the level for torch and Python's generator; return those without effect.
+
+    Operations without a deterministic implementation warn and run: if their results differ, the traces show it.
+    """
+    if level != DETERMINISTIC:
+        return ()
+    # Not use_deterministic_algorithms: it imports the compiler, which TORCHINDUCTOR_DETERMINISTIC has told already.
+    torch.set_deterministic_debug_mode("warn")
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    make_attention_deterministic()
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    return without_effect()
+
+
+def without_effect() -> tuple[str, ...]:
+    """What of the switches an operation shows not to be on; draws nothing from any generator."""
+    found = []
+    if not bool(torch.empty(4).isnan().all()):  # deterministic mode fills what nobody has written
+        found.append("torch.set_deterministic_debug_mode")
+    if torch.initial_seed() != SEED:
+        found.append("torch.manual_seed")
+    if torch.backends.cudnn.benchmark or not torch.backends.cudnn.deterministic:
+        found.append("torch.backends.cudnn")
+    if not is_attention_deterministic():
+        found.append("torch.nn.functional.scaled_dot_product_attention")
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
+# Has torch's attention on CUDA compute equal gradients each time, at level deterministic.
+#
+#     backward ─▶ aten::_scaled_dot_product_flash_attention_backward ─▶ our kernel at AutogradCUDA ─▶ torch's kernel
+#                                           deterministic algorithms in error mode, for as long as this takes
+#
+# Flash and memory-efficient attention add gradients with atomics unless torch's deterministic algorithms are in error
+# mode: in warning mode, which the level uses, they warn. Error mode for a whole program would end it at each operation
+# without a deterministic implementation. So it is on only while these operations run. cuDNN's attention has no
+# deterministic gradients: it is turned off, and reported if the program selects it again.
 
 ONLY_IN_ERROR_MODE = (
     "_scaled_dot_product_flash_attention_backward",
