@@ -17,9 +17,9 @@ file, loaded into any suite by its entry point or `-p harness.plugin`: it import
 
 There is one `end` per test, whatever its phases, subtests and reruns. `counted` holds every category in which pytest
 counts it, in order: `["passed","error"]` for a test whose teardown fails. `outcome` is the most severe of them (see
-MOST_TELLING_FIRST), `several` each failure where there is more than one. `reports` holds what pytest reported of it, in
-order: of a phase without anything to say the times alone, else the whole report as pytest serialises it. A file that
-skips itself at import has an `end` under its path.
+MOST_TELLING_FIRST), `several` each failure and skip of one that has more than its own. `reports` holds what pytest
+reported of it, in order: of a phase without anything to say the times alone, else the whole report as pytest serialises
+it. A file that skips itself at import has an `end` under its path.
 """
 
 import contextlib
@@ -377,19 +377,19 @@ class Reporter:
 
     def _fold(self, nodeid: str, reports: list[tuple[str, pytest.TestReport]]) -> None:
         counted = [category for category, _ in reports if category]
-        failed = [(category, report) for category, report in reports if category in ("error", "failed")]
-        bad = [report for _, report in failed]
+        bad = [report for category, report in reports if category in ("error", "failed")]
+        shown = [(kind or "skipped", each) for kind, each in reports if kind in ("error", "failed") or each.skipped]
         told = bad or [report for category, report in reports if category in ("skipped", "xfailed", "xpassed")]
         text = "\n\n".join(report.longreprtext for report in bad)
         duration_s = sum(each.duration for _, each in reports if not hasattr(each, "context"))  # subtests are within
         packed = [self._packed(report) for _, report in reports]
-        several = [(category, _reason(each), _shortened(each.longreprtext)) for category, each in failed]
+        several = [(category, _reason(each), _shortened(each.longreprtext)) for category, each in shown]
         reason = _reason(told[0]) if told else ""
         fields = {
             "duration_s": duration_s,
             "reason": reason,
             "text": _shortened(text),
-            "several": several[1:] and several,
+            "several": [] if [each for _, each in shown] == told[:1] else several,
         }
         self._end(nodeid, counted, **fields, reports=packed)
 

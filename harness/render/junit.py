@@ -142,10 +142,10 @@ def _printed(end: TestEnd, directory: str) -> list[Element | None]:
 
 
 def _failures(end: TestEnd, result: UnitResult) -> list[Element]:
-    """Each failure of a test that has more than one; of a file that leans on others, they are none."""
+    """Each failure and skip of a test that has several; of a file that leans on others, they are none."""
     if result.is_accepted:
         return []
-    tags = {"failed": "failure", "error": "error"}
+    tags = {"failed": "failure", "skipped": "skipped", "xfailed": "skipped"}
     return [_result(tags.get(kind, "error"), reason, kind, text) for kind, reason, text in end.several]
 
 

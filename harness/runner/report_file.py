@@ -77,7 +77,7 @@ class TestEnd:
     text: str
     """The whole failure as pytest shows it, or empty."""
     several: tuple[tuple[str, str, str], ...] = ()
-    """(category, reason, text) of each failure, where there is more than one: in its call, its teardown, subtests."""
+    """(category, reason, text) of each failure and skip, those of subtests too, if it has more than its own."""
     properties: tuple[tuple[str, str], ...] = ()
     """What it has recorded with `record_property`."""
     sections: tuple[tuple[str, str], ...] = ()

@@ -209,6 +209,19 @@ def test_a_session_that_is_killed_costs_no_outcome(tmp_path: Path) -> None:
     assert [note["reason"] for note in done.events[-1]["isolation"]] == ["lost"]
 
 
+def test_skipped_subtests_are_in_the_junit_report_as_pytest_has_them(tmp_path: Path) -> None:
+    subtests = "import pytest\ndef test_one(subtests):\n    with subtests.test('a'): pytest.skip('why')\n"
+    subtests += "    with subtests.test('b'): assert 0\n"
+    subtests += "def test_two(subtests):\n    with subtests.test('c'): pytest.skip('no')\n"
+    write_suite(tmp_path, {"test_a.py": subtests})
+    run(tmp_path, "run", "--gpus", "none", "--junit", "ours.xml", "--", "--junitxml=theirs.xml")
+    found = [
+        [(case.get("name"), each.tag, each.get("message")) for case in ET.parse(file).iter("testcase") for each in case]
+        for file in (tmp_path / "ours.xml", tmp_path / "theirs.xml")
+    ]
+    assert [each for each in found[0] if each[1] != "system-out"] == found[1]
+
+
 def test_benchmarks_run_once_and_their_plugin_costs_no_interpreter(tmp_path: Path) -> None:
     plugin = """
 import os, pytest
