@@ -69,17 +69,15 @@ class Sectioned(click.Command):
 
     def __init__(self, *args: Any, sections: dict[str, str], **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._section_of = {name: title for title, names in sections.items() for name in names.split()}
+        self._sections = sections
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections, with their options in the order of `sections`."""
         found = (each for each in self.get_params(ctx) if isinstance(each, click.Option))
         shown = {each.opts[0]: record for each in found if (record := each.get_help_record(ctx))}
-        for title in dict.fromkeys((*self._section_of.values(), "Others")):
-            names = [*(name for name in self._section_of if name in shown), *shown]
-            records = {name: shown[name] for name in names if self._section_of.get(name, "Others") == title}
+        for title, names in {**self._sections, "Others": " ".join(shown)}.items():
             with formatter.section(title):
-                formatter.write_dl([*records.values()])
+                formatter.write_dl([shown.pop(name) for name in names.split() if name in shown])
 
 
 def out(text: str, **settings: Any) -> Decorator:
