@@ -16,12 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
-from harness.machine.network.interface_rules import RAY_VARIABLE, Pick, make_rules
 from harness.machine.network.interfaces import (
+    RAY_VARIABLE,
     HostNetwork,
+    Pick,
     Reach,
     is_loopback,
     is_numeric,
+    make_rules,
     reach_own,
     read_nccl_settings,
     read_network,

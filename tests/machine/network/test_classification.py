@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.findings import Severity
-from harness.machine.network.interface_rules import GLOO_VARIABLE, NCCL_VARIABLE, RAY_VARIABLE
-from harness.machine.network.interfaces import HostNetwork
+from harness.machine.network.interfaces import GLOO_VARIABLE, NCCL_VARIABLE, RAY_VARIABLE, HostNetwork
 from harness.machine.network.preflight import classify_network, why_several_nodes
 from tests.machine.network.machines import interface, network, reached
 
