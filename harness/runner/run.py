@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,6 @@ from harness.process.clock import Clock, SystemClock
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.exhaustion import LoopErrors, exhaustion_of
 from harness.process.interruption import Interruption
-from harness.process.invocation import Invocation
 from harness.process.ports import PortBlocks, read_ephemeral_range
 from harness.process.run_directory import make_run_directory, new_run_id
 from harness.process.scratch import let_go, make_scratch_root, remove_abandoned, remove_tree
@@ -77,6 +76,11 @@ WAIT_EVERY_S = 2.0
 """Between two looks at GPUs that are waited for."""
 INVENTORY_S = 60.0
 """Eight GPUs without persistence mode take up to half of that to wake."""
+SESSION_END_S = 120.0
+"""For the end of pytest's session, in which it may write reports."""
+IMPORTS_RAY = re.compile(rb"^\s*(import|from)\s+ray\b", re.MULTILINE)
+MakeReporters = Callable[[Path, Clock], list[Guarded]]
+"""Makes the reporters of a run, given its directory: in the order in which each is given every event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +92,6 @@ class RunGpus:
     """Never closed: a driver that hangs would hang in that too."""
     cluster: "RayCluster | None" = None
     """Cluster whose GPUs they are; None for this machine."""
-
-    def watch(self, clock: Clock) -> GpuWatch:
-        """Return what asks the meter about the GPUs of a lease."""
-        return GpuWatch(self.meter, clock, self.inventory.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +159,18 @@ async def _read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
 
 
 @asynccontextmanager
-async def open_run_context(
-    options: RunOptions,
-    clock: Clock,
-    gpus: RunGpus,
-    claims: Claims,
-    *,
-    is_run: bool,
-) -> AsyncIterator[RunContext]:
-    """Find the GPUs, and make the directories; return and remove all of them in the end. A plan keeps no file."""
+async def _opened(options: RunOptions, interruption: Interruption, *, is_run: bool) -> AsyncIterator[RunContext | None]:
+    """Find the GPUs, and make the directories; return and remove all of them in the end. A plan keeps no file.
+
+    None where a signal came before.
+    """
+    clock = SystemClock()
     with ExitStack() as stack:
+        claims = stack.enter_context(Claims())
+        gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
+        if gpus is None:
+            yield None
+            return
         environ = options.invocation.environ
         scratch, held, scratch_notes = await _make_scratch(environ)
         stack.callback(os.close, held)
@@ -185,19 +187,9 @@ async def open_run_context(
         supervisors = stack.enter_context(closing(gpus.cluster or Supervisors(backends.chosen, run_id, find_py_spy())))
         if isinstance(supervisors, Supervisors):
             supervisors.parent = suite
-        yield RunContext(
-            options=options,
-            clock=clock,
-            run_id=run_id,
-            scratch=Path(scratch),
-            backends=backends,
-            gpus=gpus,
-            supervisors=supervisors,
-            ports=ports,
-            history=history,
-            suite=suite,
-            notes=tuple(note for note in (gpus.inventory.note, *scratch_notes, *history.notes) if note),
-        )
+        notes = tuple(note for note in (gpus.inventory.note, *scratch_notes, *history.notes) if note)
+        directory = Path(scratch)
+        yield RunContext(options, clock, run_id, directory, backends, gpus, supervisors, ports, history, suite, notes)
 
 
 async def _make_scratch(environ: Mapping[str, str]) -> tuple[str, int, tuple[str, ...]]:
@@ -219,20 +211,15 @@ async def _make_scratch(environ: Mapping[str, str]) -> tuple[str, int, tuple[str
 
 def _clear_scratch(scratch: Path, note: Callable[[str], None], *, keep_tmp: bool) -> None:
     """Remove the scratch root; with `keep_tmp` only what no failed unit left in it."""
-    kept = (
-        sorted(path for path in scratch.iterdir() if path.name.replace("-", "").isdigit())
-        if keep_tmp and scratch.is_dir()
-        else []
-    )
+    entries = list(scratch.iterdir()) if keep_tmp and scratch.is_dir() else []
+    kept = [path for path in entries if path.name.replace("-", "").isdigit()]
     if not kept:
-        complaint = remove_tree(str(scratch))
-        if complaint:
+        if complaint := remove_tree(str(scratch)):
             note(complaint)
         return
     let_go(str(scratch))
-    for path in scratch.iterdir():
-        if path not in kept:
-            remove_tree(str(path))
+    for path in set(entries) - set(kept):
+        remove_tree(str(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +233,6 @@ class Planned:
     """What the units are a part of; None for a whole suite."""
     estimated: frozenset[int] = frozenset()
     """Numbers of the planned units without a known duration."""
-
-    def expected_s(self) -> tuple[float, ...]:
-        """Expected seconds of each unit, in their order; 0 for one that cannot run."""
-        expected = {job.index: job.expected_s for job in self.plan.order}
-        return tuple(expected.get(number, 0.0) for number in range(len(self.collected.units)))
 
 
 async def collect_and_plan(context: RunContext) -> Planned:
@@ -305,16 +287,6 @@ def new_table(context: RunContext) -> LeaseTable:
     return LeaseTable(context.gpus.inventory, context.options.cpu_units, context.options.mix_models)
 
 
-IMPORTS_RAY = re.compile(rb"^\s*(import|from)\s+ray\b", re.MULTILINE)
-
-
-async def network_pins(units: Iterable[Unit], rootdir: Path, invocation: Invocation, clock: Clock) -> Preflight | None:
-    """What the preflight found for units in `rootdir`; None where none needs it, or a run around this has looked."""
-    if PREFLIGHT in invocation.environ or not any(needs_network(unit, rootdir) for unit in units):
-        return None
-    return await preflight(invocation.environ, clock)
-
-
 def needs_network(unit: Unit, rootdir: Path) -> bool:
     """Return whether the processes of `unit` probably communicate through sockets."""
     if not unit.can_run:
@@ -325,12 +297,6 @@ def needs_network(unit: Unit, rootdir: Path) -> bool:
         return IMPORTS_RAY.search(read_regular(rootdir / unit.file_path, follows_links=True)) is not None
     except OSError:  # it went since it was collected: its attempt says so
         return False
-
-
-SESSION_END_S = 120.0
-"""For the end of pytest's session, in which it may write reports."""
-MakeReporters = Callable[[Path, Clock], list[Guarded]]
-"""Makes the reporters of a run, given its directory: in the order in which each is given every event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,18 +332,6 @@ async def plan_tests(options: RunOptions) -> tuple[Planned, tuple[str, ...]] | s
             if planned is None:
                 return interruption.by
             return planned, tuple(dict.fromkeys((*context.notes, *planned.collected.notes, *context.history.notes)))
-
-
-@asynccontextmanager
-async def _opened(options: RunOptions, interruption: Interruption, *, is_run: bool) -> AsyncIterator[RunContext | None]:
-    """Yield the context of a run or a plan; None where a signal came first."""
-    with Claims() as claims:
-        gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
-        if gpus is None:
-            yield None
-            return
-        async with open_run_context(options, SystemClock(), gpus, claims, is_run=is_run) as context:
-            yield context
 
 
 class _Run:
@@ -472,13 +426,13 @@ class _Run:
         return (await asyncio.to_thread(work),)
 
     async def _prepare(self) -> tuple[Planned, Preflight | None]:
-        """What there is to run, and what the network asks of it."""
-        context = self.context
-        planned = await collect_and_plan(context)
-        collected = planned.collected
-        if self.options.ray is not None:  # this machine's network says nothing about theirs
+        """What there is to run, and what the network asks of it; nothing where a run around this one has asked it."""
+        planned, environ = await collect_and_plan(self.context), self.options.invocation.environ
+        units, rootdir = planned.collected.units, planned.collected.rootdir
+        is_done = PREFLIGHT in environ or self.options.ray is not None  # this machine's network says nothing of theirs
+        if is_done or not any(needs_network(unit, rootdir) for unit in units):
             return planned, None
-        return planned, await network_pins(collected.units, collected.rootdir, self.options.invocation, context.clock)
+        return planned, await preflight(environ, self.context.clock)
 
     def _unit_runner(self, collected: Collected, pins: Mapping[str, str] | None) -> UnitRunner:
         context = self.context
@@ -487,14 +441,14 @@ class _Run:
             collected=collected,
             attempts=context.supervisors,
             suite=context.suite,
-            watch=context.gpus.watch(context.clock),
+            watch=GpuWatch(context.gpus.meter, context.clock, context.gpus.inventory.gpus),
             ports=context.ports,
             run_id=context.run_id,
             run_directory=self.directory,
             scratch=context.scratch,
             t=self.recorder.t,
             pins=pins,
-            num_slots=new_table(context).cpu_units + len(context.gpus.inventory.gpus),
+            num_slots=self.options.cpu_units + len(context.gpus.inventory.gpus),
             num_gpus=0 if context.gpus.inventory.pretended else len(context.gpus.inventory.gpus),
             check_leaning=LeaningCheck(bool(self.options.check_leaning)).settle,
             retries=Retries(self.options.retries, runs_rests=not stops_early(self.options.invocation.trailing)),
@@ -517,16 +471,16 @@ class _Run:
             left_out=tuple(f"{out.index} {out.model} {out.gpu_id}: {out.reason}" for out in inventory.left_out),
             notes=(*context.notes, *refused),
             containment=context.backends.chosen,
-            cpu_units=new_table(context).cpu_units,
+            cpu_units=self.options.cpu_units,
             shard=str(self.options.shard or ""),
         )
 
     def _collected(self, planned: Planned, notes: Sequence[str]) -> events.CollectionFinished:
-        t = self.recorder.t()
+        t, expected = self.recorder.t(), {job.index: job.expected_s for job in planned.plan.order}
         return events.CollectionFinished(
             t=t,
             units=planned.collected.units,
-            expected_s=planned.expected_s(),
+            expected_s=tuple(expected.get(number, 0.0) for number in range(len(planned.collected.units))),
             planned_makespan_s=planned.plan.makespan_s,
             lower_bound_s=planned.plan.bound.value_s,
             duration_s=t,
