@@ -203,8 +203,6 @@ class Reach:
 
     problem: str = ""
     """Why there was none; empty where there was one."""
-    is_ready: bool = True
-    """Whether the address could be bound at all; not yet, for a moment, where IPv6 still looks for duplicates."""
 
     @property
     def is_reached(self) -> bool:
@@ -221,7 +219,7 @@ async def reach_own(addresses: Sequence[Address], *, limit_s: float) -> dict[str
                 listener.bind(_numeric(address, 0))
                 listener.listen(1)
             except OSError as error:
-                return Reach(f"it cannot be bound ({reason(error)})", is_ready=False)
+                return Reach(f"it cannot be bound ({reason(error)})")
             caller.setblocking(False)
             target = _numeric(address, listener.getsockname()[1])
             try:
