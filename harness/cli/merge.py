@@ -24,8 +24,7 @@ def merge(invocation: Invocation, output: opt.Output, /, *, runs: tuple[str, ...
     from harness.render.run_json import merge_json
     from harness.render.run_reporters import LateReporter
     from harness.render.run_text import SummaryReporter, merge_lines
-    from harness.runner.records.merging import merge_runs
-    from harness.runner.records.recorded_run import read_recorded_run
+    from harness.runner.records.recorded_run import merge_runs, read_recorded_run
 
     merged = merge_runs([read_recorded_run(Path(run)) for run in runs])
     if output.is_json:

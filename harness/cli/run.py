@@ -145,7 +145,7 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     """
     from harness.runner.config import load_config_for, load_needs_file
     from harness.runner.reruns.earlier_runs import find_run
-    from harness.runner.schedule.sharding import parse_shard
+    from harness.runner.schedule.packing import parse_shard
     from harness.runner.selections import split_selections
     from harness.runner.sessions.plugin_names import PLUGIN
 

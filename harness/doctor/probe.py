@@ -227,8 +227,7 @@ def gather(store: Any, key: str, rank: int, world: int, value: object, *, limit_
 
 def meet_every_rank(store: Any, rank: int, world: int, backend: str) -> None:
     """Connect to every rank where its libraries will listen; raises ConnectionError with the ranks not reached."""
-    from harness.machine.network.interface_rules import gloo_pick, nccl_pick
-    from harness.machine.network.interfaces import read_nccl_settings, read_network
+    from harness.machine.network.interfaces import gloo_pick, nccl_pick, read_nccl_settings, read_network
 
     name = f"rank {rank} on {socket.gethostname()}"
     network, word = asyncio.run(read_network(limit_s=NAME_S)), secrets.token_hex(8)

@@ -1,6 +1,6 @@
 """The driver, how each GPU does now, the faults that keep one from running tests, its memory and processes."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.bits.findings import FindingCode
@@ -146,10 +146,6 @@ class Meter:
 
     def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
         """Return the bytes of each process on this GPU, by pid; None where the driver does not report them."""
-        return {}
-
-    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
-        """Return the most bytes that processes, ended or not, have held on this GPU; empty without accounting."""
         return {}
 
     def close(self) -> None:

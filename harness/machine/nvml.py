@@ -8,7 +8,7 @@ message and never ends the run. Calls block for as long as the driver does.
 import ctypes
 import os
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -210,17 +210,6 @@ class NvidiaDriver(Meter):
             listed = _running(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(gpu_id))
             return {entry.pid: entry.usedGpuMemory for entry in listed}
         return {}
-
-    def accounted_peaks(self, gpu_id: str, pids: Collection[int]) -> Mapping[int, int]:
-        nvml, peaks = self._nvml, {}
-        with suppress(nvml.NVMLError):
-            handle = nvml.nvmlDeviceGetHandleByUUID(gpu_id)
-            if ask(nvml, nvml.nvmlDeviceGetAccountingMode, handle) == nvml.NVML_FEATURE_ENABLED:
-                for pid in pids:
-                    stats = ask(nvml, nvml.nvmlDeviceGetAccountingStats, handle, pid)
-                    if stats is not None and stats.maxMemoryUsage is not None:
-                        peaks[pid] = stats.maxMemoryUsage
-        return peaks
 
     def _whole(self, gpu_id: str) -> Any:
         """Return the handle of a GPU, or of that of a MIG instance; raises NVMLError."""

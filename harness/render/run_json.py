@@ -5,7 +5,7 @@ from typing import Any
 
 from harness.render.run_words import isolation_text, report_of
 from harness.runner.events import RunFinished, plain
-from harness.runner.records.merging import MergedRun
+from harness.runner.records.recorded_run import MergedRun
 from harness.runner.records.stats import RunState
 from harness.runner.report_file import TestOutcome
 from harness.runner.reruns.retries import flaky_tests

@@ -32,12 +32,11 @@ from harness.render.run_words import (
     words,
 )
 from harness.runner import events
-from harness.runner.records.merging import MergedRun
-from harness.runner.records.recorded_run import PAGE
+from harness.runner.records.recorded_run import PAGE, MergedRun
 from harness.runner.records.stats import Running, RunState
 from harness.runner.report_file import TestCounts
 from harness.runner.reruns.retries import flaky_tests
-from harness.runner.schedule.sharding import ShardPlan
+from harness.runner.schedule.packing import ShardPlan
 from harness.runner.units import Outcome, UnitResult, file_of
 
 """Seconds between two lines about a collection."""

@@ -213,56 +213,26 @@ def _rules(table: Any, where: str) -> tuple[NeedRule, ...]:
     return tuple(_rule(glob, entry, f"{where}: {glob!r}") for glob, entry in table.items())
 
 
-def _check_glob(glob: str, where: str) -> None:
+def _rule(glob: str, entry: Any, where: str) -> NeedRule:
     if match_spec(glob).patterns[0].include is not True:
         raise UsageError(f"{where} matches nothing", legal="a pattern as in .gitignore, without '!' and '#'")
-
-
-def _rule(glob: str, entry: Any, where: str) -> NeedRule:
-    _check_glob(glob, where)
-    given = entry if isinstance(entry, dict) else {"gpus": entry}
-    checked = checked_table(NeedEntry, given, where)
+    checked = checked_table(NeedEntry, entry if isinstance(entry, dict) else {"gpus": entry}, where)
     return NeedRule(glob, _need(checked, where), checked.timeout_s)
 
 
 def _need(checked: NeedEntry, where: str) -> Need | None:
-    """Return the need of an entry; None where it has none."""
-    of_gpus = checked.memory_gb or checked.model or checked.min_capability
-    if of_gpus and not checked.gpus:
-        raise UsageError(
-            f"{where} describes GPUs but requests 0 of them",
-            legal="gpus = 1 or more if memory-gb, model or min-capability is given",
-            remedy="add gpus = 1",
-        )
-    if checked.shared and (checked.gpus != 1 or not checked.memory_gb or checked.exclusive):
-        raise UsageError(
-            f"{where} shares {checked.gpus or 0} GPUs, with memory-gb = {checked.memory_gb:g}"
-            + (" and exclusive" if checked.exclusive else ""),
-            legal="shared = true with gpus = 1 and memory-gb above 0, and without exclusive",
-            remedy="write { gpus = 1, memory-gb = 12, shared = true }",
-        )
-    if checked.gpus is None and not checked.exclusive:
-        return None
-    return Need(
-        gpus=checked.gpus or 0,
-        memory_gb=checked.memory_gb,
-        model=checked.model,
-        min_capability=_capability(checked.min_capability, where),
-        exclusive=checked.exclusive,
-        shared=checked.shared,
-    )
-
-
-def _capability(value: Any, where: str) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    from harness.plugin import MarkError, capability
+    """Return the need of an entry, which has the rules of a marker; None where it has none."""
+    given = {name: value for name, value in vars(checked).items() if value and name not in ("gpus", "timeout_s")}
+    if not given.keys() - {"exclusive"}:
+        is_none = checked.gpus is None and not checked.exclusive
+        return None if is_none else Need(gpus=checked.gpus or 0, exclusive=checked.exclusive)
+    from harness.plugin import MarkError, need_of_mark  # late: it imports pytest
 
     try:
-        major, minor = capability(value) or (0, 0)
-    except MarkError:
-        raise UsageError(f"{where} min-capability = {value!r}", legal=legal_of(Capability)) from None
-    return major, minor
+        return Need.from_json(need_of_mark((checked.gpus or 0,), given))
+    except MarkError as error:
+        what, _, legal = str(error).partition("; legal: ")
+        raise UsageError(f"{where} {what}", legal=legal) from None
 
 
 T = TypeVar("T")

@@ -186,12 +186,10 @@ class Dispatcher:
         self._finish_impossible()
 
     def _free(self, running: _Running) -> None:
-        self._give_back(self._units[running.number].path, running.lease)
-
-    def _give_back(self, path: str, lease: Lease) -> None:
         """Free what a unit has leased; GPUs of whose return its broken task said nothing are quarantined."""
-        self._table.give_back(lease)
-        for gpu_id in lease.gpu_ids:
+        path = self._units[running.number].path
+        self._table.give_back(running.lease)
+        for gpu_id in running.lease.gpu_ids:
             if path in self._recorder.state.leases.get(gpu_id, ()):
                 self._table.quarantine(gpu_id)
                 reason = "rlharness failed before it checked this GPU"
@@ -216,15 +214,15 @@ class Dispatcher:
 
     def _finish_uncollected(self) -> None:
         """Give their outcome to units that will not start: kept, not collected, or without the tests asked for."""
+        collected = self._runner.collected
         for unit in self._units:
-            if kept := self._runner.collected.kept.get(unit.path):
-                self.post(events.UnitFinished(self._recorder.t(), kept))
-            elif not unit.can_run:
+            result = collected.kept.get(unit.path)
+            if result is None and not unit.can_run:
                 outcome = Outcome.COLLECT_TIMEOUT if unit.collect_timed_out else Outcome.COLLECT_ERROR
                 result = UnitResult(unit, outcome, why_uncollected(unit))
-                self.post(events.UnitFinished(self._recorder.t(), result))
-            elif refused := self._runner.collected.not_found.get(unit.path):
-                result = UnitResult(unit, Outcome.USAGE_ERROR, one_line(refused))
+            elif result is None and unit.path in collected.not_found:
+                result = UnitResult(unit, Outcome.USAGE_ERROR, one_line(collected.not_found[unit.path]))
+            if result is not None:
                 self.post(events.UnitFinished(self._recorder.t(), result))
 
     def _finish_impossible(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from typing import Any
 
-from harness.runner.schedule.sharding import ShardPlan
+from harness.runner.schedule.packing import ShardPlan
 from harness.runner.schedule.splitting import Split
 from harness.runner.units import IsolationNote, SessionFailure, Unit, UnitResult
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.process.invocation import Invocation
-from harness.runner.schedule.sharding import Shard
+from harness.runner.schedule.packing import Shard
 
 if TYPE_CHECKING:
     from harness.runner.need import NeedRule

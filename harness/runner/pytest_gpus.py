@@ -106,32 +106,28 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def _lease(config: pytest.Config, wanted: str) -> Inventory:
     """Claim the GPUs. Raises UsageError where they cannot be had."""
+    return _read(wanted, config.stash.setdefault(CLAIMS, Claims()))
+
+
+def _read(wanted: str, claims: Claims | None = None, why: str = "") -> Inventory:
     try:
-        return read_inventory(wanted, os.environ, config.stash.setdefault(CLAIMS, Claims()))
+        return read_inventory(wanted, os.environ, claims)
     except HarnessError as error:
-        raise pytest.UsageError(f"{error}\nchange --gpus") from None
+        said = why.format(error.what.removeprefix(f"--gpus {wanted}: ")) if why else f"{error}\nchange --gpus"
+        raise pytest.UsageError(said) from None
 
 
 def _has_gpus() -> bool:
     """Whether this machine shows GPUs to this process, busy ones too."""
-    try:
-        found = read_inventory("auto", os.environ)
-    except HarnessError as error:
-        raise pytest.UsageError(f"{error}\nchange --gpus") from None
+    found = _read("auto")
     return bool(found.gpus or found.left_out)
 
 
 def _lease_for_workers(config: pytest.Config, num_workers: int, each: int) -> tuple[Gpu, ...]:
     """Claim as many of the free GPUs as the workers need. Raises UsageError where there are fewer."""
     asked = str(num_workers * each)
-    try:
-        return read_inventory(asked, os.environ, config.stash.setdefault(CLAIMS, Claims())).gpus
-    except HarnessError as error:
-        why = error.what.removeprefix(f"--gpus {asked}: ")
-        raise pytest.UsageError(
-            f"--gpus auto: {num_workers} workers with {each} GPUs each need {asked}, and {why}\n"
-            "change -n or --gpus-per-worker"
-        ) from None
+    why = f"--gpus auto: {num_workers} workers with {each} GPUs each need {asked}, and {{}}"
+    return _read(asked, config.stash.setdefault(CLAIMS, Claims()), f"{why}\nchange -n or --gpus-per-worker").gpus
 
 
 def _leased(environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:

@@ -7,25 +7,34 @@ the dispatcher's. Once there is a RunStarted there is a RunFinished, whatever en
 """
 
 import asyncio
+import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from harness.bits.errors import HarnessError
+from harness.bits.errors import BusyGpusError, HarnessError, InventoryError, UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import read_regular
+from harness.machine.gpu_health import Meter
+from harness.machine.gpu_watch import GpuWatch
+from harness.machine.gpus import read_with_meter
+from harness.machine.inventory import Inventory
 from harness.machine.network.preflight import Preflight, preflight
 from harness.process.child_env import PREFLIGHT
 from harness.process.claims import Claims
 from harness.process.clock import Clock, SystemClock
+from harness.process.daemon_thread import in_daemon_thread
 from harness.process.exhaustion import LoopErrors, exhaustion_of
 from harness.process.interruption import Interruption
-from harness.process.invocation import Invocation
-from harness.process.run_directory import make_run_directory
+from harness.process.ports import PortBlocks, read_ephemeral_range
+from harness.process.run_directory import make_run_directory, new_run_id
+from harness.process.scratch import let_go, make_scratch_root, remove_abandoned, remove_tree
+from harness.process.supervisor_client import ContainmentBackends, Supervisors, find_py_spy, probe_backends
 from harness.runner import events
 from harness.runner.attempts.leaning_check import LeaningCheck
 from harness.runner.attempts.unit_run import UnitRunner
@@ -40,7 +49,7 @@ from harness.runner.collection.units import (
 )
 from harness.runner.dispatcher import Dispatcher, Recorder
 from harness.runner.options import RunOptions, runs_parts_of_files, selects_by_outcome, selects_tests, stops_early
-from harness.runner.records.history import Expectation, HistoryKeeper
+from harness.runner.records.history import Expectation, History, HistoryKeeper
 from harness.runner.records.stats import RunState, closing_figures, exit_code
 from harness.runner.reporter import Guarded
 from harness.runner.reruns.earlier_runs import (
@@ -52,12 +61,165 @@ from harness.runner.reruns.earlier_runs import (
     with_kept,
 )
 from harness.runner.reruns.retries import Retries
-from harness.runner.run_context import RunContext, open_run_context, read_run_gpus
 from harness.runner.schedule.leases import LeaseTable
-from harness.runner.schedule.packing import Job, Plan, Queue, lower_bound, plan
-from harness.runner.schedule.sharding import Shard, ShardPlan, plan_shard
+from harness.runner.schedule.packing import Job, Plan, Queue, Shard, ShardPlan, lower_bound, plan, plan_shard
 from harness.runner.sessions.combined_coverage import combine_coverage
+from harness.runner.sessions.suite import Suite
 from harness.runner.units import IsolationNote, SessionFailure, Unit, merge_notes
+
+if TYPE_CHECKING:
+    from harness.runner.ray.cluster import RayCluster
+
+SCRATCH_S = 30.0
+"""For making a directory, and removing what killed runs have left beside it."""
+WAIT_EVERY_S = 2.0
+"""Between two looks at GPUs that are waited for."""
+INVENTORY_S = 60.0
+"""Eight GPUs without persistence mode take up to half of that to wake."""
+SESSION_END_S = 120.0
+"""For the end of pytest's session, in which it may write reports."""
+IMPORTS_RAY = re.compile(rb"^\s*(import|from)\s+ray\b", re.MULTILINE)
+MakeReporters = Callable[[Path, Clock], list[Guarded]]
+"""Makes the reporters of a run, given its directory: in the order in which each is given every event."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunGpus:
+    """The GPUs of a run, and what reads them."""
+
+    inventory: Inventory
+    meter: Meter
+    """Never closed: a driver that hangs would hang in that too."""
+    cluster: "RayCluster | None" = None
+    """Cluster whose GPUs they are; None for this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """Everything a run or plan needs of this machine."""
+
+    options: RunOptions
+    clock: Clock
+    run_id: str
+    scratch: Path
+    """Short and local; for TMPDIRs and what need not be kept."""
+    backends: ContainmentBackends
+    gpus: RunGpus
+    supervisors: "Supervisors | RayCluster"
+    ports: PortBlocks
+    history: History
+    suite: Suite
+    """The session that collects the suite, started and not yet waited for."""
+    notes: tuple[str, ...]
+    """Notes for the user on how the machine was read."""
+
+
+async def read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
+    """The GPUs that `options` ask for, each claimed; InventoryError where they cannot be had or read.
+
+    Waits for busy ones as long as `options` allow: for all that are counted or named, and for one with auto.
+    """
+    if options.ray is not None:
+        from harness.runner.ray.cluster import join
+
+        inventory, cluster = await join(options.ray, options.containment, options.gpus)
+        return RunGpus(inventory, cluster, cluster)
+    clock, shown = SystemClock(), ""
+    deadline_s = clock.monotonic_s() + options.wait_s
+    while True:
+        left_s = deadline_s - clock.monotonic_s()
+        try:
+            found = await _read_run_gpus(options, claims)
+            left_out = found.inventory.left_out
+            if left_s <= 0 or found.inventory.gpus or not any(gpu.is_busy for gpu in left_out):
+                return found
+            reason = "; ".join(f"GPU {gpu.index} ({gpu.model}): {gpu.reason}" for gpu in left_out)
+        except BusyGpusError as error:
+            if left_s <= 0:
+                raise
+            reason = error.what
+        if (without_sizes := re.sub(r"[\d.]+ GB", "", reason)) != shown:  # a program's memory changes all the time
+            options.invocation.note(f"waiting for GPUs, {left_s:.0f} s at most: {reason}")
+            shown = without_sizes
+        await asyncio.sleep(min(WAIT_EVERY_S, left_s))
+
+
+async def _read_run_gpus(options: RunOptions, claims: Claims) -> RunGpus:
+    def read() -> RunGpus:
+        return RunGpus(*read_with_meter(options.gpus, options.invocation.environ, claims))
+
+    try:
+        return await in_daemon_thread(read, limit_s=INVENTORY_S)
+    except TimeoutError:
+        raise InventoryError(
+            f"--gpus {options.gpus}: the GPU driver did not answer within {INVENTORY_S:g} s",
+            legal="GPUs with a driver that answers",
+            remedy="check the messages of the driver in dmesg, or run the files that need no GPU with --gpus none",
+        ) from None
+
+
+@asynccontextmanager
+async def _opened(options: RunOptions, interruption: Interruption, *, is_run: bool) -> AsyncIterator[RunContext | None]:
+    """Find the GPUs, and make the directories; return and remove all of them in the end. A plan keeps no file.
+
+    None where a signal came before.
+    """
+    clock = SystemClock()
+    with ExitStack() as stack:
+        claims = stack.enter_context(Claims())
+        gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
+        if gpus is None:
+            yield None
+            return
+        environ = options.invocation.environ
+        scratch, held, scratch_notes = await _make_scratch(environ)
+        stack.callback(os.close, held)
+        stack.callback(_clear_scratch, Path(scratch), options.invocation.note, keep_tmp=options.keep_tmp)
+        run_id = new_run_id(clock.wall())
+        ports = PortBlocks(claims, read_ephemeral_range())
+        has_gpus = bool(gpus.inventory.gpus)
+        # First of all, since it takes longest; what follows happens meanwhile.
+        suite = Suite(options, run_id, Path(scratch), master_port=ports.master_port(0), has_gpus=has_gpus)
+        stack.enter_context(closing(suite))
+        backends = probe_backends(options.containment)
+        history = History() if options.history_free else History.of_root(options.root, environ, is_run=is_run)
+        stack.enter_context(history)
+        supervisors = stack.enter_context(closing(gpus.cluster or Supervisors(backends.chosen, run_id, find_py_spy())))
+        if isinstance(supervisors, Supervisors):
+            supervisors.parent = suite
+        notes = tuple(note for note in (gpus.inventory.note, *scratch_notes, *history.notes) if note)
+        directory = Path(scratch)
+        yield RunContext(options, clock, run_id, directory, backends, gpus, supervisors, ports, history, suite, notes)
+
+
+async def _make_scratch(environ: Mapping[str, str]) -> tuple[str, int, tuple[str, ...]]:
+    """The scratch root, what holds it, and notes; UsageError where its file system does not answer."""
+
+    def make() -> tuple[str, int, tuple[str, ...]]:
+        scratch, held, note = make_scratch_root(environ)
+        return scratch, held, (note, *remove_abandoned(os.path.dirname(scratch)))
+
+    try:
+        return await in_daemon_thread(make, limit_s=SCRATCH_S)
+    except TimeoutError:
+        raise UsageError(
+            f"cannot create a directory in TMPDIR or /tmp within {SCRATCH_S:g} s",
+            legal="a TMPDIR on a local file system that answers",
+            remedy="find the file system that does not answer with rlharness doctor, and set TMPDIR to another one",
+        ) from None
+
+
+def _clear_scratch(scratch: Path, note: Callable[[str], None], *, keep_tmp: bool) -> None:
+    """Remove the scratch root; with `keep_tmp` only what no failed unit left in it."""
+    entries = list(scratch.iterdir()) if keep_tmp and scratch.is_dir() else []
+    kept = [path for path in entries if path.name.replace("-", "").isdigit()]
+    if not kept:
+        if complaint := remove_tree(str(scratch)):
+            note(complaint)
+        return
+    let_go(str(scratch))
+    for path in set(entries) - set(kept):
+        remove_tree(str(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +233,6 @@ class Planned:
     """What the units are a part of; None for a whole suite."""
     estimated: frozenset[int] = frozenset()
     """Numbers of the planned units without a known duration."""
-
-    def expected_s(self) -> tuple[float, ...]:
-        """Expected seconds of each unit, in their order; 0 for one that cannot run."""
-        expected = {job.index: job.expected_s for job in self.plan.order}
-        return tuple(expected.get(number, 0.0) for number in range(len(self.collected.units)))
 
 
 async def collect_and_plan(context: RunContext) -> Planned:
@@ -130,16 +287,6 @@ def new_table(context: RunContext) -> LeaseTable:
     return LeaseTable(context.gpus.inventory, context.options.cpu_units, context.options.mix_models)
 
 
-IMPORTS_RAY = re.compile(rb"^\s*(import|from)\s+ray\b", re.MULTILINE)
-
-
-async def network_pins(units: Iterable[Unit], rootdir: Path, invocation: Invocation, clock: Clock) -> Preflight | None:
-    """What the preflight found for units in `rootdir`; None where none needs it, or a run around this has looked."""
-    if PREFLIGHT in invocation.environ or not any(needs_network(unit, rootdir) for unit in units):
-        return None
-    return await preflight(invocation.environ, clock)
-
-
 def needs_network(unit: Unit, rootdir: Path) -> bool:
     """Return whether the processes of `unit` probably communicate through sockets."""
     if not unit.can_run:
@@ -150,12 +297,6 @@ def needs_network(unit: Unit, rootdir: Path) -> bool:
         return IMPORTS_RAY.search(read_regular(rootdir / unit.file_path, follows_links=True)) is not None
     except OSError:  # it went since it was collected: its attempt says so
         return False
-
-
-SESSION_END_S = 120.0
-"""For the end of pytest's session, in which it may write reports."""
-MakeReporters = Callable[[Path, Clock], list[Guarded]]
-"""Makes the reporters of a run, given its directory: in the order in which each is given every event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,18 +332,6 @@ async def plan_tests(options: RunOptions) -> tuple[Planned, tuple[str, ...]] | s
             if planned is None:
                 return interruption.by
             return planned, tuple(dict.fromkeys((*context.notes, *planned.collected.notes, *context.history.notes)))
-
-
-@asynccontextmanager
-async def _opened(options: RunOptions, interruption: Interruption, *, is_run: bool) -> AsyncIterator[RunContext | None]:
-    """Yield the context of a run or a plan; None where a signal came first."""
-    with Claims() as claims:
-        gpus = await interruption.unless_interrupted(read_run_gpus(options, claims))
-        if gpus is None:
-            yield None
-            return
-        async with open_run_context(options, SystemClock(), gpus, claims, is_run=is_run) as context:
-            yield context
 
 
 class _Run:
@@ -297,13 +426,13 @@ class _Run:
         return (await asyncio.to_thread(work),)
 
     async def _prepare(self) -> tuple[Planned, Preflight | None]:
-        """What there is to run, and what the network asks of it."""
-        context = self.context
-        planned = await collect_and_plan(context)
-        collected = planned.collected
-        if self.options.ray is not None:  # this machine's network says nothing about theirs
+        """What there is to run, and what the network asks of it; nothing where a run around this one has asked it."""
+        planned, environ = await collect_and_plan(self.context), self.options.invocation.environ
+        units, rootdir = planned.collected.units, planned.collected.rootdir
+        is_done = PREFLIGHT in environ or self.options.ray is not None  # this machine's network says nothing of theirs
+        if is_done or not any(needs_network(unit, rootdir) for unit in units):
             return planned, None
-        return planned, await network_pins(collected.units, collected.rootdir, self.options.invocation, context.clock)
+        return planned, await preflight(environ, self.context.clock)
 
     def _unit_runner(self, collected: Collected, pins: Mapping[str, str] | None) -> UnitRunner:
         context = self.context
@@ -312,14 +441,14 @@ class _Run:
             collected=collected,
             attempts=context.supervisors,
             suite=context.suite,
-            watch=context.gpus.watch(context.clock),
+            watch=GpuWatch(context.gpus.meter, context.clock, context.gpus.inventory.gpus),
             ports=context.ports,
             run_id=context.run_id,
             run_directory=self.directory,
             scratch=context.scratch,
             t=self.recorder.t,
             pins=pins,
-            num_slots=new_table(context).cpu_units + len(context.gpus.inventory.gpus),
+            num_slots=self.options.cpu_units + len(context.gpus.inventory.gpus),
             num_gpus=0 if context.gpus.inventory.pretended else len(context.gpus.inventory.gpus),
             check_leaning=LeaningCheck(bool(self.options.check_leaning)).settle,
             retries=Retries(self.options.retries, runs_rests=not stops_early(self.options.invocation.trailing)),
@@ -342,16 +471,16 @@ class _Run:
             left_out=tuple(f"{out.index} {out.model} {out.gpu_id}: {out.reason}" for out in inventory.left_out),
             notes=(*context.notes, *refused),
             containment=context.backends.chosen,
-            cpu_units=new_table(context).cpu_units,
+            cpu_units=self.options.cpu_units,
             shard=str(self.options.shard or ""),
         )
 
     def _collected(self, planned: Planned, notes: Sequence[str]) -> events.CollectionFinished:
-        t = self.recorder.t()
+        t, expected = self.recorder.t(), {job.index: job.expected_s for job in planned.plan.order}
         return events.CollectionFinished(
             t=t,
             units=planned.collected.units,
-            expected_s=planned.expected_s(),
+            expected_s=tuple(expected.get(number, 0.0) for number in range(len(planned.collected.units))),
             planned_makespan_s=planned.plan.makespan_s,
             lower_bound_s=planned.plan.bound.value_s,
             duration_s=t,

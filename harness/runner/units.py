@@ -52,20 +52,17 @@ class MemoryTally:
     peak_bytes: int = 0
     test: str = ""
     tests: dict[str, int] = field(default_factory=dict)
-    pids: dict[str, set[int]] = field(default_factory=dict)
-    """Processes of the unit that were seen, by GPU."""
     reasons: set[Unmeasured] = field(default_factory=set)
 
     def take(
-        self, by_gpu: Mapping[str, Listed], *, tree: Collection[int], living: Collection[int], test: str = ""
+        self, by_gpu: Collection[Listed], *, tree: Collection[int], living: Collection[int], test: str = ""
     ) -> None:
         """Fold one sample in.
 
         `tree` are the processes of the unit, `living` those that can be seen from here; `test` ran throughout.
         """
-        for gpu_id, listed in by_gpu.items():
+        for listed in by_gpu:
             own = {pid: used for pid, used in listed.items() if pid in tree}
-            self.pids.setdefault(gpu_id, set()).update(own)
             if None in own.values():
                 self.reasons.add(Unmeasured.NOT_REPORTED)
             elif not own and any(pid not in living for pid in listed):
@@ -76,11 +73,6 @@ class MemoryTally:
             is_kept = test in self.tests or len(self.tests) < MAX_TESTS
             if test and used_bytes and is_kept:
                 self.tests[test] = max(used_bytes, self.tests.get(test, 0))
-
-    def take_accounted(self, peaks: Mapping[int, int]) -> None:
-        """Fold in the peaks of single processes that the driver has kept; they also hold between samples."""
-        if (most := max(peaks.values(), default=0)) > self.peak_bytes:
-            self.peak_bytes, self.test = most, ""
 
     def finish(self) -> GpuMemoryUse:
         """Return the figure, or the reason why it was not measured."""

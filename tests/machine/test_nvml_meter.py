@@ -67,12 +67,3 @@ def test_memory_by_process_is_unknown_where_nvml_does_not_report_it(driver: Driv
     assert driver.memory_by_pid("GPU-a") == {7: 3000 * 10**6, 8: None}
     assert driver.memory_by_pid("GPU-b") == {}
     assert driver.memory_by_pid("GPU-none") == {}
-
-
-def test_accounted_peaks_are_those_of_known_processes_while_accounting_is_on(driver: Driver) -> None:
-    driver.show(machine_of(StubGpu(accounted_mb={7: 5000, 9: 100}), StubGpu()))
-    assert driver.accounted_peaks("GPU-a", [7, 8]) == {7: 5000 * 10**6}
-    assert driver.accounted_peaks("GPU-b", [7]) == {}
-    missing = [("nvmlDeviceGetAccountingMode", 0, FUNCTION_NOT_FOUND)]
-    driver.show(machine_of(StubGpu(accounted_mb={7: 5000}), failures=missing))
-    assert driver.accounted_peaks("GPU-a", [7]) == {}

@@ -9,8 +9,7 @@ import pytest
 from harness.render.run_json import summary_json
 from harness.render.run_words import isolation_text
 from harness.runner import events
-from harness.runner.records.merging import merge_runs
-from harness.runner.records.recorded_run import read_recorded_run
+from harness.runner.records.recorded_run import merge_runs, read_recorded_run
 from harness.runner.records.stats import RunState
 from harness.runner.units import IsolationCode, IsolationNote, NotForked
 

@@ -14,12 +14,12 @@ pytestmark = pytest.mark.timeout(120)
 GB = 10**9
 
 
-def file_of(budget_gb: float, *held_mb: int, most_mb: int | None = None) -> str:
+def file_of(budget_gb: float, *held_mb: int) -> str:
     """A file whose tests hold these amounts, one after the other, with a budget on a shared GPU."""
     lines = ["import pytest", "from holding import held"]
     lines.append(f"pytestmark = pytest.mark.gpus(1, memory_gb={budget_gb}, shared=True)")
     for number, mb in enumerate(held_mb):
-        lines.append(f"def test_{number}():\n    with held({mb}, most_mb={most_mb}): pass")
+        lines.append(f"def test_{number}():\n    with held({mb}): pass")
     return "\n".join(lines) + "\n"
 
 
@@ -90,12 +90,3 @@ def test_memory_that_the_driver_does_not_report_is_not_measured(tmp_path: Path, 
     assert "the GPU memory of 1 unit was not measured: the driver reports no memory by process here" in done.stdout
     (trend,) = json.loads(run(tmp_path / "suite", "history", "test_a.py::test_0", "--json").stdout)["trends"]
     assert trend["peak_gpu_bytes"] is None
-
-
-@pytest.mark.full
-def test_accounting_mode_knows_peaks_between_samples(tmp_path: Path, library: Path) -> None:
-    files = {"test_a.py": file_of(12, 3000, most_mb=17_000)}
-    done = run_on(tmp_path, library, files, gpu=StubGpu(accounted_mb={}))
-    assert done.code == ExitCode.OK, done.stdout + done.stderr
-    assert done.results["test_a.py"]["gpu_memory"]["peak_bytes"] == 17 * GB
-    assert "test_a.py: 17.0 GB at its peak, budget 12 GB" in done.stdout

@@ -127,9 +127,9 @@ int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 
 IMPATIENT = """
 import sys
-from harness.runner import run_context
+from harness.runner import run
 from harness.cli.main import main
-run_context.INVENTORY_S = 0.2
+run.INVENTORY_S = 0.2
 sys.exit(main())
 """
 

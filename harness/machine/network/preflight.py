@@ -16,12 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
-from harness.machine.network.interface_rules import RAY_VARIABLE, Pick, make_rules
 from harness.machine.network.interfaces import (
+    RAY_VARIABLE,
     HostNetwork,
+    Pick,
     Reach,
     is_loopback,
     is_numeric,
+    make_rules,
     reach_own,
     read_nccl_settings,
     read_network,
@@ -72,10 +74,6 @@ class NetworkCode(MachineCode):
         {variable}={setting}: {problem}
         breaks: {library} will {does}
         remedy: {by_hand}{fix}"""
-    IDLE_UNREACHABLE = "idle_unreachable", WARNING, "network", """
-        this host cannot reach its own address {those}
-        breaks: connections to it hang; NCCL, Gloo and Ray do not use it now
-        remedy: ip route get {first}; iptables -S INPUT"""
     REACHED = "reached", FINE, "network", "this host reaches itself on {answering}; picked: {chosen}"
     # fmt: on
 
@@ -169,10 +167,10 @@ def classify_network(
         *_of_host(network, reached, has_loopback=has_loopback),
         *_of_choices(network, rules, reached, pins, several_nodes),
         *_of_settings(network, settings, reached, several_nodes, from_files),
-        *_of_idle_addresses(network, rules, reached),
     ]
     if not findings:
-        answering = ", ".join(i.name for i in network.interfaces if i.is_up and i.addresses)
+        answers = {text for text, reach in reached.items() if reach.is_reached}
+        answering = ", ".join(i.name for i in network.interfaces if any(a.text in answers for a in i.addresses))
         chosen = ", ".join(f"{pick.library} {pick.interface or 'nothing'} {pick.address}".strip() for pick in rules)
         findings = [NetworkCode.REACHED(answering=answering, chosen=chosen)]
     return Preflight(pins, tuple(findings), rules, reached)
@@ -258,19 +256,3 @@ def _of_settings(
             problem, does = problem + reached[pick.address].problem, "start there and hang"
         fix |= {"variable": pick.variable, "setting": pick.setting, "library": pick.library}
         yield NetworkCode.SETTING(problem=problem, does=does, **fix)
-
-
-def _of_idle_addresses(
-    network: HostNetwork, rules: Sequence[Pick], reached: Mapping[str, Reach]
-) -> Iterator[MachineFinding]:
-    """Addresses that do not answer, and that nothing picks now."""
-    picked = {pick.address for pick in rules}
-    running = {one.name for one in network.interfaces if one.is_up and not one.is_loopback}
-    silent = [
-        text
-        for text, reach in reached.items()
-        if not reach.is_reached and reach.is_ready and text not in picked and network.interface_of(text) in running
-    ]
-    if silent:
-        those = ", ".join(f"{_at(network, text)}: {reached[text].problem}" for text in silent)
-        yield NetworkCode.IDLE_UNREACHABLE(those=those, first=silent[0])

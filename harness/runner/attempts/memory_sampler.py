@@ -5,7 +5,7 @@ only listed processes are looked up.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -65,15 +65,9 @@ class MemorySampler:
                 task.result()
         if attempt is None:
             return None
-        if not self.is_silent and any(attempt.tally.pids.values()):
-            for peaks in await self._ask(partial(self._accounted, attempt.tally.pids)) or ():
-                attempt.tally.take_accounted(peaks)
         if self.is_silent:
             attempt.tally.reasons.add(Unmeasured.NO_ANSWER)
         return attempt.tally.finish()
-
-    def _accounted(self, pids: Mapping[str, Collection[int]]) -> list[Mapping[int, int]]:
-        return [self.meter.accounted_peaks(gpu_id, sorted(each)) for gpu_id, each in pids.items() if each]
 
     async def _sample(self) -> None:
         # Until Python 3.12, wait_for may swallow a cancellation; so this task also ends once it is no longer the one.
@@ -87,7 +81,7 @@ class MemorySampler:
             by_gpu, supervisor_of, living = seen
             for attempt, pid, test in before.values():
                 if pid and attempt.pid_of() == pid:  # else it ended meanwhile, or its worker has another file
-                    on_gpus = {gpu_id: by_gpu[gpu_id] for gpu_id in attempt.gpu_ids}
+                    on_gpus = [by_gpu[gpu_id] for gpu_id in attempt.gpu_ids]
                     tree = frozenset(each for each, above in supervisor_of.items() if above == pid)
                     throughout = test if attempt.test_of() == test else ""
                     attempt.tally.take(on_gpus, tree=tree, living=living, test=throughout)

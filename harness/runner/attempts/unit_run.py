@@ -143,16 +143,34 @@ class UnitRunner(AttemptSpecs):
                 memory = await self.sampler.end(number)
                 self.present.pop(number, None)
             report = await self._read(tail)
-            result = unit_result(unit, end, report, timeout_s, gpu_ids=lease.gpu_ids, directory=str(directory))
             self.notes += _put_back(tail, unit.path)
         finally:
             tail.close()
+        outcome, reason = classify_outcome(end, report, timeout_s)
+        if outcome is Outcome.NO_TESTS and report.num_deselected:
+            reason = all_deselected(report.num_deselected)
         if report.unforked:
             self.isolation.append(_unforked_note(unit.path, report))
-        if report.unread and not result.outcome.is_failure:  # of a failure it is the reason
+        if report.unread and not outcome.is_failure:  # of a failure it is the reason
             self.notes.append(f"{unit.path}: {report.unread}")
-        need = result.collected_need if self._is_comparable(number, result) else None
-        result = replace(result, gpu_memory=memory, collected_need=need)
+        need, trailing = report.collected_need if report.nodeids else None, self.options.invocation.trailing
+        is_part = unit.selection or self.retries.rest(number) or runs_parts_of_files(trailing)
+        if is_part or (unit.part and need and not need.exceeds(unit.need)):  # the plan has the need of all tests
+            need = None
+        result = UnitResult(
+            unit=unit,
+            outcome=outcome,
+            reason=reason,
+            duration_s=end.duration_s,
+            gpu_ids=lease.gpu_ids,
+            tests=report.counts(),
+            num_deselected=report.num_deselected if unit.part is None or unit.part.number == 1 else 0,
+            skip_reasons=report.skip_reasons(),
+            left_behind=(*report.left_behind, *end.left_behind),
+            collected_need=need,
+            directory=str(directory),
+            gpu_memory=memory,
+        )
         return Attempt(number, unit, lease, baseline, result, report, end.unkillable, end.reason == "timeout")
 
     async def run_attempt(self, number: int, unit: Unit, lease: Lease, tail: ReportTail) -> tuple[ProcessEnd, float]:
@@ -181,17 +199,6 @@ class UnitRunner(AttemptSpecs):
             return tail.report() if is_light else await asyncio.to_thread(tail.report)
         except (ReportError, OSError) as error:
             return TestReport(unread=" ".join(str(error).split()))
-
-    def _is_comparable(self, number: int, result: UnitResult) -> bool:
-        """Whether the need of the tests that were collected shows whether the plan was right.
-
-        The plan has the need of all tests. Those of a part may need less, never more.
-        """
-        unit, found = result.unit, result.collected_need
-        is_whole = not (
-            unit.selection or self.retries.rest(number) or runs_parts_of_files(self.options.invocation.trailing)
-        )
-        return is_whole and found is not None and (unit.part is None or found.exceeds(unit.need))
 
     # ---- after its end, in this order
 
@@ -322,28 +329,6 @@ class UnitRunner(AttemptSpecs):
         self.cancelled.add(number)
         self.killed.add(number)
         self.attempts.kill(self.marker(number))
-
-
-def unit_result(
-    unit: Unit, end: ProcessEnd, report: TestReport, timeout_s: float, *, gpu_ids: tuple[str, ...], directory: str
-) -> UnitResult:
-    """Return the result of a unit, whose attempt ended as `end` with a limit of `timeout_s`."""
-    outcome, reason = classify_outcome(end, report, timeout_s)
-    if outcome is Outcome.NO_TESTS and report.num_deselected:
-        reason = all_deselected(report.num_deselected)
-    return UnitResult(
-        unit=unit,
-        outcome=outcome,
-        reason=reason,
-        duration_s=end.duration_s,
-        gpu_ids=gpu_ids,
-        tests=report.counts(),
-        num_deselected=report.num_deselected if unit.part is None or unit.part.number == 1 else 0,
-        skip_reasons=report.skip_reasons(),
-        left_behind=(*report.left_behind, *end.left_behind),
-        collected_need=report.collected_need if report.nodeids else None,
-        directory=directory,
-    )
 
 
 def test_event(t: float, path: str, record: dict[str, Any]) -> events.TestStarted | events.TestFinished | None:

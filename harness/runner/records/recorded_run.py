@@ -1,8 +1,8 @@
-"""Read a run of tests back: events.jsonl, which has its units and their outcomes, and the reports of its units."""
+"""Read a run of tests back from events.jsonl and the reports of its units; merge several, such as shards."""
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.bits.errors import ReportError, UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import MALFORMED, open_regular
+from harness.bits.text import count
 from harness.runner.events import (
     CollectionFinished,
     Event,
@@ -20,6 +21,7 @@ from harness.runner.events import (
     RunStarted,
     UnitFinished,
 )
+from harness.runner.records.stats import RunState, exit_code
 from harness.runner.report_file import TestOutcome, TestReport, read_report
 from harness.runner.units import Outcome, Unit, UnitResult
 
@@ -184,3 +186,166 @@ def _adapter(name: str) -> "TypeAdapter[Any]":
     from pydantic import TypeAdapter  # late: it takes 0.1 s, and a run reads no record
 
     return TypeAdapter(KINDS[name])
+
+
+RANKING = (
+    ExitCode.INTERNAL_ERROR,
+    ExitCode.TESTS_FAILED,
+    ExitCode.USAGE_ERROR,
+    ExitCode.INTERRUPTED,
+    ExitCode.NOTHING_COLLECTED,
+    ExitCode.UNITS_NOT_RUN,
+    ExitCode.GPU_QUARANTINED,
+)
+"""Exit codes; each wins over those after it."""
+MAX_NAMED = 3
+"""Units without an outcome which are named; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRun:
+    """Several recorded runs as one."""
+
+    runs: tuple[RecordedRun, ...]
+    state: RunState
+    """Its units without a result have no recorded outcome."""
+    finished: RunFinished
+    num_shards: int
+    """Number of shards of the suite; 0 where no run was a shard."""
+    missing_shards: tuple[int, ...]
+    errors: tuple[str, ...]
+    """Reasons why the merged run is not complete, or ended early."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode(self.finished.exit_code)
+
+
+def merge_runs(runs: Sequence[RecordedRun]) -> MergedRun:
+    """Return `runs` as one run.
+
+    A unit of two runs has the outcome of the one in which it was run. Raises UsageError for a unit that was run twice,
+    and for shards that were cut differently.
+    """
+    num_shards, missing = _missing_shards(runs)
+    units: dict[str, Unit] = {}
+    results: dict[str, tuple[RecordedRun, UnitResult]] = {}
+    for run in runs:
+        for unit in run.collected.units if run.collected is not None else ():
+            units.setdefault(unit.path, unit)
+            if result := run.results.get(unit.path):
+                results[unit.path] = _one_of(results.get(unit.path), (run, result))
+    state = RunState()
+    gpus = dict.fromkeys(gpu for run in runs for gpu in run.started.gpus)
+    left_out = dict.fromkeys(gpu for run in runs for gpu in run.started.left_out)
+    state.apply(RunStarted(0.0, "", "", tuple(gpus), tuple(left_out), (), "", 0))
+    state.apply(CollectionFinished(0.0, tuple(units.values()), (0.0,) * len(units), 0.0, 0.0, 0.0))
+    for _, result in results.values():
+        state.apply(UnitFinished(0.0, result))
+    for run in runs:
+        state.quarantined.update((event.gpu_id, event) for event in run.quarantined)
+    errors = [f"shard {number}/{num_shards} is missing" for number in missing]
+    errors += [f"{run.name}: {run.finished.error}" for run in runs if run.finished is not None and run.finished.error]
+    errors += [error for run in runs for error in _losses(run)]
+    finished = _finished(runs, state, missing, errors)
+    return MergedRun(tuple(runs), state, finished, num_shards, missing, tuple(errors))
+
+
+def _missing_shards(runs: Sequence[RecordedRun]) -> tuple[int, tuple[int, ...]]:
+    """Return the number of shards, and the numbers of those that no run was."""
+    shards = [(run.name, run.collected.shard) for run in runs if run.collected is not None and run.collected.shard]
+    if not shards:
+        return 0, ()
+    first_name, first = shards[0]
+    for name, shard in shards:
+        if (shard.count, shard.partition) != (first.count, first.partition):
+            raise UsageError(
+                f"{name} has shard {shard.number}/{shard.count} of partition {shard.partition}, "
+                f"but {first_name} has shard {first.number}/{first.count} of partition {first.partition}",
+                legal="shards of one partition",
+                remedy="run all shards with the same N, the same files and the same history of durations, or none",
+            )
+    present = {shard.number for _, shard in shards}
+    return first.count, tuple(number for number in range(1, first.count + 1) if number not in present)
+
+
+def _one_of(
+    earlier: tuple[RecordedRun, UnitResult] | None, later: tuple[RecordedRun, UnitResult]
+) -> tuple[RecordedRun, UnitResult]:
+    """Return the result of the run that ran the unit; UsageError where both did."""
+    if earlier is None or earlier[1].outcome is Outcome.NOT_RUN:
+        return later
+    if later[1].outcome is Outcome.NOT_RUN:
+        return earlier
+    (first, one), (second, other) = earlier, later
+    raise UsageError(
+        f"{one.unit.path} is {one.outcome.value} in {first.name} and {other.outcome.value} in {second.name}",
+        legal="runs of different files; a file that was not_run in one run may be in another",
+        remedy=f"leave out {first.name} or {second.name}",
+    )
+
+
+def _losses(run: RecordedRun) -> Iterator[str]:
+    """Say what the record of a run lacks."""
+    if not run.is_incomplete:
+        return
+    units = run.collected.units if run.collected is not None else ()
+    unknown = [unit.path for unit in units if unit.path not in run.results]
+    losses = [f"{run.name}: its record of events is incomplete"]
+    if run.collected is None:
+        losses.append("it has no units")
+    if run.num_from_reports:
+        losses.append(f"{count(run.num_from_reports, 'outcome')} from the reports of its units")
+    if unknown:
+        more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
+        losses.append(f"no outcome of {', '.join(unknown[:MAX_NAMED])}{more}")
+    yield "; ".join(losses)
+
+
+def _finished(
+    runs: Sequence[RecordedRun], state: RunState, missing: tuple[int, ...], errors: Sequence[str]
+) -> RunFinished:
+    """Return the last event: the longest wall time of the runs, and their sequential times together."""
+    ends = [(run, run.finished) for run in runs if run.finished is not None]
+    gpu_s = [(len(run.started.gpus) * end.makespan_s, end.utilisation) for run, end in ends]
+    offered_s = sum(seconds for seconds, _ in gpu_s)
+    notes = [f"{run.name}: {note}" for run, end in ends for note in end.notes]
+    reports = [Path(each.directory, "report.jsonl") for each in state.results.values() if each.directory]
+    if num_unread := sum(not report.is_file() for report in reports):
+        notes.append(
+            f"{num_unread} test reports are missing: only the records were given, without the units beside them"
+        )
+    return RunFinished(
+        t=0.0,
+        exit_code=int(_exit_code(runs, state, missing)),
+        wall_s=max((end.wall_s for _, end in ends), default=0.0),
+        sequential_s=state.sequential_s,
+        utilisation=sum(seconds * share for seconds, share in gpu_s) / offered_s if offered_s > 0 else 0.0,
+        lower_bound_s=0.0,
+        makespan_s=max((end.makespan_s for _, end in ends), default=0.0),
+        error="; ".join(errors),
+        notes=tuple(notes),
+        session_failures=tuple(each for _, end in ends for each in end.session_failures),
+        isolation=tuple(note for _, end in ends for note in end.isolation),
+    )
+
+
+def _exit_code(runs: Sequence[RecordedRun], state: RunState, missing: tuple[int, ...]) -> ExitCode:
+    """Return the code that ranks first of that of all units and those that no unit explains."""
+    given = [ExitCode(run.finished.exit_code) if run.finished is not None else ExitCode.OK for run in runs]
+    codes = {
+        exit_code(
+            state,
+            allow_missing_gpus=ExitCode.UNITS_NOT_RUN not in given,
+            internal_error=ExitCode.INTERNAL_ERROR in given,
+            session_failed=any(run.finished is not None and run.finished.session_failures for run in runs),
+        )
+    }
+    for run, code in zip(runs, given, strict=True):
+        if run.collected is None:
+            codes.add(code or ExitCode.INTERRUPTED)
+        elif code is ExitCode.USAGE_ERROR:  # a report that could not be written
+            codes.add(code)
+    if missing or any(run.is_incomplete for run in runs):
+        codes.add(ExitCode.INTERRUPTED)
+    return next((code for code in RANKING if code in codes), ExitCode.OK)

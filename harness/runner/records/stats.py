@@ -32,7 +32,7 @@ from harness.runner.events import (
     UnitFinished,
 )
 from harness.runner.report_file import TestOutcome
-from harness.runner.schedule.sharding import ShardPlan
+from harness.runner.schedule.packing import ShardPlan
 from harness.runner.units import Outcome, Unit, UnitResult
 
 

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.findings import Severity
-from harness.machine.network.interface_rules import GLOO_VARIABLE, NCCL_VARIABLE, RAY_VARIABLE
-from harness.machine.network.interfaces import HostNetwork
+from harness.machine.network.interfaces import GLOO_VARIABLE, NCCL_VARIABLE, RAY_VARIABLE, HostNetwork
 from harness.machine.network.preflight import classify_network, why_several_nodes
 from tests.machine.network.machines import interface, network, reached
 
@@ -106,10 +105,8 @@ def test_an_interface_that_is_down_is_no_news() -> None:
     assert severities(host, {}, "10.9.0.1") == [Severity.FINE]
 
 
-def test_an_idle_address_that_does_not_answer_is_a_warning() -> None:
-    host = bonded()
-    assert severities(host, {}, "10.1.0.1") == [Severity.WARNING]
-    assert classify_network(host, {}, reached(host, "10.1.0.1")).pins == {}
+def test_an_address_that_does_not_answer_and_that_no_library_uses_is_no_news() -> None:
+    assert severities(bonded(), {}, "10.1.0.1") == [Severity.FINE]
 
 
 def test_without_loopback_nothing_is_pinned_to_it() -> None:

@@ -6,17 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.machine.network.interface_rules import (
+from harness.machine.network.interfaces import (
     GLOO_VARIABLE,
     NCCL_VARIABLE,
     RAY_VARIABLE,
+    HostNetwork,
+    Interface,
     is_set,
     make_rules,
 )
-from harness.machine.network.interface_rules import gloo_pick as gloo
-from harness.machine.network.interface_rules import nccl_pick as nccl
-from harness.machine.network.interface_rules import ray_pick as ray
-from harness.machine.network.interfaces import HostNetwork, Interface
+from harness.machine.network.interfaces import gloo_pick as gloo
+from harness.machine.network.interfaces import nccl_pick as nccl
+from harness.machine.network.interfaces import ray_pick as ray
 from tests.machine.network.machines import LO, interface, network
 
 ETH0 = interface("eth0", "10.0.0.1/24", "fd00::1/64")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.machine.network.interface_rules import GLOO_VARIABLE
+from harness.machine.network.interfaces import GLOO_VARIABLE
 from harness.machine.network.preflight import IN_ALL_S, NAMES_S, classify_network, preflight
 from harness.process.clock import SystemClock
 from tests.machine.network.machines import interface, network, reached

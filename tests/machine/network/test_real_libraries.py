@@ -23,7 +23,7 @@ LONG_S = 120.0
 OUR_PICKS = """
 import asyncio, json, os
 from harness.machine.network.interfaces import read_nccl_settings, read_network
-from harness.machine.network.interface_rules import make_rules
+from harness.machine.network.interfaces import make_rules
 picks = make_rules(asyncio.run(read_network(limit_s=10)), read_nccl_settings(dict(os.environ)))
 print(json.dumps({pick.library: pick.address for pick in picks}))
 """

@@ -12,10 +12,9 @@ from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.runner import events
 from harness.runner.need import Need
-from harness.runner.records.merging import MergedRun, merge_runs
-from harness.runner.records.recorded_run import read_recorded_run
+from harness.runner.records.recorded_run import MergedRun, merge_runs, read_recorded_run
 from harness.runner.report_file import TestOutcome
-from harness.runner.schedule.sharding import ShardPlan
+from harness.runner.schedule.packing import ShardPlan
 from harness.runner.units import NeedSource, Outcome, SessionFailure, Unit, UnitResult
 from tests.support.suite_runs import QUICK, run, write_suite
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
-from harness.runner.schedule.sharding import Shard, assign_shards, parse_shard, plan_shard
+from harness.runner.schedule.packing import Shard, assign_shards, parse_shard, plan_shard
 from tests.support.suite_runs import QUICK, run, write_suite
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -102,8 +102,6 @@ class StubGpu:
     """State and status in the fabric of NVSwitches; None without one."""
     part_codes: dict[int, int] = field(default_factory=dict)
     """Error with which asking for a MIG instance is answered, by its index, be it there or not."""
-    accounted_mb: dict[int, int] | None = None
-    """Most memory that each process has held, by pid; None where accounting mode is off."""
 
 
 @dataclass
@@ -135,8 +133,6 @@ class Machine:
             lines += [f"display {number} 1"] if gpu.display else []
             lines += [f"fabric {number} {gpu.fabric[0]} {gpu.fabric[1]}"] if gpu.fabric else []
             lines += [f"part {number} {index} {code}" for index, code in gpu.part_codes.items()]
-            lines += [f"accounting {number} 1"] if gpu.accounted_mb is not None else []
-            lines += [f"accounted {number} {pid} {most}" for pid, most in (gpu.accounted_mb or {}).items()]
             lines += [f"numa {number} {gpu.numa_node}"] if gpu.numa_node is not None else []
             for place, part in enumerate(gpu.instances):
                 ids = f"{part.gpu_instance} {part.compute_instance}"

@@ -87,11 +87,6 @@ class Driver:
         assert isinstance(answer, dict)
         return answer
 
-    def accounted_peaks(self, gpu_id: str, pids: Sequence[int]) -> dict[int, int]:
-        answer = self._ask("meter", "accounted_peaks", gpu_id, tuple(pids))
-        assert isinstance(answer, dict)
-        return answer
-
     def close(self) -> None:
         """End the child."""
         self._child.communicate(timeout=60)

@@ -4,15 +4,13 @@ HOLDING = '''
 import contextlib, fcntl, os, time
 
 @contextlib.contextmanager
-def held(mb, most_mb=None, pid=None):
+def held(mb, pid=None):
     """Hold so many MB of the first leased GPU until it was seen; -1 for memory that the driver does not report."""
     gpu = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[0]
     with change() as lines:
         numbers = [line.split()[1] for line in lines if line.startswith("gpu ")]
         line = f"process {numbers.index(gpu)} -1 {pid or os.getpid()} {mb} compute"
         lines.append(line)
-        if most_mb is not None:
-            lines.append(f"accounted {numbers.index(gpu)} {os.getpid()} {most_mb}")
     wait_for_questions()
     yield
     with change() as lines:

@@ -12,8 +12,6 @@
  *   memory GPU UNCORRECTED REMAP_PENDING REMAP_FAILED RETIREMENT_PENDING      errors of its memory
  *   slow GPU REASONS                           why its clocks are lowered, NVML's bits as a number
  *   driver VERSION CUDA                         CUDA as NVML writes it, 12040 for 12.4
- *   accounting GPU ON                          whether accounting mode is on
- *   accounted GPU PID MAX_MB                   the most memory that a process, ended or not, has held
  *   display GPU ON                              whether a screen is on it
  *   fabric GPU STATE STATUS                     its place in the fabric of NVSwitches, NVML's numbers
  *   part GPU INDEX CODE                         what asking for that MIG instance answers, be it there or not
@@ -30,7 +28,7 @@
 #include <unistd.h>
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
-enum { MAX_GPUS = 64, MAX_INSTANCES = 8, MAX_LINKS = 36, MAX_PROCESSES = 128, MAX_ACCOUNTED = 256, MAX_XIDS = 64, TEXT = 96 };
+enum { MAX_GPUS = 64, MAX_INSTANCES = 8, MAX_LINKS = 36, MAX_PROCESSES = 128, MAX_XIDS = 64, TEXT = 96 };
 #define MB 1000000ULL
 #define RESERVED (600 * MB) /* what a driver keeps for itself; version 1 of the memory call counts it as used */
 
@@ -39,7 +37,7 @@ typedef struct { char uuid[TEXT], model[TEXT]; unsigned long long total, used; u
 typedef struct {
     Part whole, instances[MAX_INSTANCES];
     char bus_id[32], peers[MAX_LINKS][32];
-    int major, minor, compute_mode, mig_mode, num_instances, numa_node, accounting, links[MAX_LINKS];
+    int major, minor, compute_mode, mig_mode, num_instances, numa_node, links[MAX_LINKS];
     unsigned long long slow, uncorrected;
     int remap_pending, remap_failed, retirement_pending, display, has_fabric, part_codes[MAX_INSTANCES];
     unsigned fabric_state, fabric_status;
@@ -48,8 +46,6 @@ typedef struct { int gpu; unsigned long long number; } Xid;
 typedef struct { Handle device; unsigned long long type, number; unsigned gi, ci; } EventData;
 typedef struct { unsigned version; unsigned char cluster[16]; unsigned status, clique; unsigned char state; unsigned health; } FabricInfo;
 typedef struct { int gpu, instance; unsigned pid; long long used; char kind[16]; } Process;
-typedef struct { int gpu; unsigned pid; unsigned long long peak; } Accounted;
-typedef struct { unsigned gpu_use, memory_use; unsigned long long peak, time, start; unsigned running, reserved[5]; } AccountingStats;
 typedef struct { unsigned long long total, free, used; } MemoryV1;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } ProcessInfo;
@@ -58,9 +54,8 @@ typedef struct { char legacy[16]; unsigned domain, bus, device, device_id, subsy
 /* Per thread, because threads may ask at the same time. */
 static _Thread_local Gpu gpus[MAX_GPUS];
 static _Thread_local Process processes[MAX_PROCESSES];
-static _Thread_local Accounted accounted[MAX_ACCOUNTED];
 static _Thread_local Xid xids[MAX_XIDS];
-static _Thread_local int num_gpus, num_processes, num_accounted, num_xids, driver_cuda;
+static _Thread_local int num_gpus, num_processes, num_xids, driver_cuda;
 static int num_opened, num_delivered; /* of the library, and of its Xids */
 static _Thread_local char driver_version[TEXT];
 
@@ -77,7 +72,7 @@ static int load(const char *function, int gpu) {
     FILE *file = path ? fopen(path, "r") : NULL;
     int answer = SUCCESS;
     if (!file) { fprintf(stderr, "nvml stub: cannot read NVML_STUB_FILE\n"); abort(); }
-    num_gpus = num_processes = num_accounted = num_xids = 0;
+    num_gpus = num_processes = num_xids = 0;
     memset(gpus, 0, sizeof gpus);
     while (fgets(line, sizeof line, file)) {
         char name[TEXT], peer[32];
@@ -109,12 +104,6 @@ static int load(const char *function, int gpu) {
             p->gpu = owner;
             if (sscanf(line, "process %*d %d %u %lld %15s", &p->instance, &p->pid, &p->used, p->kind) == 4)
                 p->used *= (long long)MB, num_processes++;
-        } else if (!strcmp(name, "accounted") && num_accounted < MAX_ACCOUNTED) {
-            Accounted *a = &accounted[num_accounted];
-            a->gpu = owner;
-            if (sscanf(line, "accounted %*d %u %llu", &a->pid, &a->peak) == 2) a->peak *= MB, num_accounted++;
-        } else if (!strcmp(name, "accounting")) {
-            sscanf(line, "accounting %*d %d", &c->accounting);
         } else if (sscanf(line, "link %*d %d %d %31s", &number, &value, peer) == 3 && number < MAX_LINKS) {
             c->links[number] = value;
             memcpy(c->peers[number], peer, sizeof peer);
@@ -311,19 +300,6 @@ int nvmlEventSetWait_v2(Handle set, EventData *data, unsigned timeout_ms) {
     Xid *xid = &xids[num_delivered++];
     *data = (EventData){handle_of(xid->gpu, -1), 8, xid->number, ~0u, ~0u};
     return SUCCESS;
-}
-
-int nvmlDeviceGetAccountingMode(Handle h, int *mode) {
-    ANSWER(gpu_of(h)); *mode = gpus[gpu_of(h)].accounting; return SUCCESS;
-}
-int nvmlDeviceGetAccountingStats(Handle h, unsigned pid, AccountingStats *stats) {
-    ANSWER(gpu_of(h));
-    for (int i = 0; i < num_accounted; i++)
-        if (accounted[i].gpu == gpu_of(h) && accounted[i].pid == pid) {
-            *stats = (AccountingStats){.peak = accounted[i].peak};
-            return SUCCESS;
-        }
-    return NOT_FOUND;
 }
 
 int nvmlDeviceGetNvLinkState(Handle h, unsigned link, unsigned *active) {
