@@ -8,7 +8,6 @@ A value is digested when it is recorded, where it lies, and is left as it is; no
 has values on a GPU is written when the next one ends, or with the next value of the curve: nothing waits for them.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import string_at
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ import torch
 
 from harness.bits.digests import RAW, digest
 from harness.bits.errors import TraceError
-from harness.bits.shard_sums import on_host
 from harness.recording.notices import say_once
 from harness.recording.operations import OpMode
 from harness.recording.program_state import outside_modes
@@ -537,26 +535,10 @@ def look_at_groups(groups: Sequence[Group]) -> list[list[Observation]]:
     return [[seen for of_one in each for seen in of_one] for each in found]
 
 
-def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that holds the elements: of a DTensor, this rank's part."""
-    distributed = sys.modules.get("torch.distributed.tensor")
-    if distributed is not None and isinstance(tensor, distributed.DTensor):
-        local: torch.Tensor = tensor._local_tensor
-        return local
-    return tensor
-
-
 def _mark(tensor: Any) -> _Mark | None:
     """None for a value that is no tensor, or not worth it, or whose writes nobody counts, or that has no memory."""
-    if not isinstance(tensor, torch.Tensor):
-        return None
-    local = _memory(tensor)
-    num_bytes = local.numel() * local.element_size()
-    if not on_host(local) or num_bytes < MIN_BYTES:
-        return None
-    if tensor.is_inference() or local.is_inference() or local.layout is not torch.strided:
-        return None
-    if type(local).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl or local.is_meta:
+    local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor this rank's part
+    if not is_plain(local) or (num_bytes := local.nbytes) < MIN_BYTES or tensor.is_inference() or local.is_inference():
         return None
     if not local.is_contiguous() or local.is_conj() or local.is_neg():
         return None

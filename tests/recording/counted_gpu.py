@@ -14,7 +14,7 @@ import torch
 from harness.bits import shard_sums
 from harness.bits.digests import BLOCK_WORDS, PACKSUM_128, SHARDSUM_128, TILE_BYTES
 from harness.bits.shard_sums import Fetched, Gpu, Shard, sums_by_torch
-from harness.recording import names, recorder, tensors
+from harness.recording import names, tensors
 
 KINDS = {
     1: (torch.int32, SHARDSUM_128),
@@ -78,7 +78,7 @@ class CountedGpu(Gpu):
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, gpu: CountedGpu | None = None) -> CountedGpu:
     """Have every tensor of this process count as one on a GPU."""
     gpu = gpu or CountedGpu()
-    for module in (shard_sums, tensors, recorder, names):
+    for module in (shard_sums, tensors, names):
         monkeypatch.setattr(module, "on_host", lambda tensor: False)
     monkeypatch.setattr(shard_sums, "GPU", gpu)
     monkeypatch.setattr(shard_sums, "_problems", {torch.device("cpu"): ""})
