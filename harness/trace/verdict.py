@@ -214,7 +214,7 @@ class Verdict:
 #
 # `trace` and `traces` are "A" and "B". A sequence of names or steps is complete; a sentence shows the first of them.
 
-_LOOK = "--trace-ops {step} names the operation"
+_LOOK = "the operations of step {step} name it"
 _WORKER = "batch {index} was made by DataLoader worker {worker} of {num_workers}"
 _SEEDED = "{names} differed before the first step: seeded from a value that differs, or not at all"
 _GUESSED = "the processes have no ranks, and were matched {}: (process of A, process of B) {{numbers}}"

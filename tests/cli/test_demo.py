@@ -79,7 +79,7 @@ def test_without_torch_it_shows_the_suite_and_says_what_to_install(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["demo", "--out", "deep/er"]) == ExitCode.OK
     out, _ = capfd.readouterr()
-    assert f"The example project is in {tmp_path / 'deep' / 'er'}." in out
+    assert "The example project is in deep/er.\n" in out
     assert "8 units: 5 passed, 1 timed out, 1 crashed, 1 not run" in out
     assert "install torch to see `rlharness replay`" in out
 

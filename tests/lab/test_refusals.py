@@ -31,7 +31,7 @@ REFUSALS = (
     ("replay tiny --sweep seed=1,2", "--sweep seed: it is part of the run identity"),
     ("train fragile --out t --until nan", "--until 'nan'"),
     ("train fragile --out t --break-on lose", "--break-on 'lose'"),
-    ("replay --resume-at 4 -- {python} train.py", "--resume-command None"),
+    ("replay --resume-at 4 -- {python} train.py", "--resume-command (missing)"),
     ("replay --resume-at 9,4 --resume-command 'python x' -- {python} train.py", "--resume-at 9,4"),
     ("""replay --resume-at 4 --resume-command "python 'x" -- {python} train.py""", "No closing quotation"),
     ("replay --resume-at 4 --resume-command 'python x' --runs 3 -- {python} train.py", "--runs with --resume-at"),

@@ -39,9 +39,9 @@ def test_runs_that_agree(tmp_path: Path) -> None:
     shown = [line.partition(" in ")[0] for line in done.stderr.splitlines()]
     assert shown == [
         "rlharness: run 1 of 2 begins",
-        "rlharness: run 1: 4 steps",
+        "rlharness: run 1 of 2: 4 steps",
         "rlharness: run 2 of 2 begins",
-        "rlharness: run 2: 4 steps",
+        "rlharness: run 2 of 2: 4 steps",
     ]
     assert (tmp_path / "r" / "run-1" / "output.log").read_text("utf-8") == "begins\nstep 0\nstep 1\nstep 2\nstep 3\n"
     assert type_command(tmp_path, "diff", "r/run-1", "r/run-2").code == ExitCode.OK

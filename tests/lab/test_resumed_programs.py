@@ -99,9 +99,8 @@ def test_a_fault_is_named_at_its_step(resume: Resume, fault: str) -> None:
 def test_recording_moves_no_bit(tmp_path: Path, words: tuple[str, ...]) -> None:
     def printed(*start: str) -> str:
         command = [sys.executable, *start, str(PROGRAM), "ck", *words]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
-        ).stdout
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+        return done.stdout
 
     assert printed() == printed("-W", "error", "-c", RECORDED, str(tmp_path / "lines"), "0")
     assert len(read_record(tmp_path / "lines", "run 1").steps) == 14
@@ -147,13 +146,23 @@ def test_a_second_resume_that_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_nothing_to_resume_from(tmp_path: Path) -> None:
-    done = compare(tmp_path, "--save-every", "12")
+@pytest.mark.parametrize(
+    ("words", "writes"),
+    [((), "one after 12 steps"), (("--pickle",), "none with torch.save or safetensors, but ck")],
+)
+def test_nothing_to_resume_from(tmp_path: Path, words: tuple[str, ...], writes: str) -> None:
+    done = compare(tmp_path, "--save-every", "12", *words)
     assert done.code == ExitCode.NOT_COMPARABLE
     told = json.loads(done.stdout)
     assert told["verdict"] == "NOTHING TO RESUME"
-    assert "the straight run writes one after 12 steps" in told["reason"]
+    assert told["reason"] == f"no checkpoint was seen within 7 steps; the straight run writes {writes}"
     assert "No such file" in told["output"][-1]
+
+
+@pytest.mark.full
+def test_weights_lost_from_a_checkpoint_that_is_not_recognised(tmp_path: Path) -> None:
+    done = compare(tmp_path, "--pickle", resumed="--pickle --lose weights")
+    assert done.code == ExitCode.DIVERGED, done.stdout + done.stderr
 
 
 @pytest.mark.full

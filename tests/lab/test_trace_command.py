@@ -146,21 +146,12 @@ def test_recorders_that_outlive_the_program_are_waited_for(tmp_path: Path) -> No
     assert result(tmp_path / "t")["num_steps"] == 4
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        ([sys.executable, "-c", "pass"], "no Python process with torch was seen"),
-        pytest.param(
-            [sys.executable, "-sI", "-c", "pass"], "python -E, -I and -S ignore PYTHONPATH", marks=pytest.mark.full
-        ),
-        pytest.param(["true", "-I"], "no Python process with torch was seen", marks=pytest.mark.full),
-    ],
-)
-def test_nothing_recorded_is_told_with_its_reason_and_a_remedy(tmp_path: Path, argv: list[str], said: str) -> None:
-    done = type_command(tmp_path, "trace", "--out", "t", "--", *argv)
+def test_nothing_recorded_is_told_with_its_reason_and_a_remedy(tmp_path: Path) -> None:
+    done = type_command(tmp_path, "trace", "--out", "t", "--", sys.executable, "-sI", "-c", "import torch")
     assert done.code == ExitCode.INCOMPLETE_RECORDING
-    assert done.stderr.startswith(f"rlharness: NOTHING RECORDED in t\nrlharness:   {said}")
-    assert "remedy: " in done.stderr
+    said = "rlharness: NOTHING RECORDED in t\nrlharness:   no Python process with torch was seen\n"
+    assert done.stderr.startswith(said)
+    assert "leave out python -E, -I and -S, which ignore PYTHONPATH" in done.stderr
 
 
 def test_a_trace_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> None:

@@ -133,6 +133,8 @@ class Record:
     """What was left when the process ended; None if it did not end in order."""
     others: Sequence["Record"] = ()
     """Of the other ranks, in order."""
+    files: Sequence[str] = ()
+    """Names of those that the run left; known of a straight run only."""
 
     @property
     def ranks(self) -> Sequence["Record"]:
@@ -606,20 +608,16 @@ class NoComparison(Exception):
 
 def make_resume_plan(options: ReplayOptions, invocation: Invocation) -> ResumePlan:
     """Return what a command line asks for; UsageError where it cannot be carried out."""
-    given = {
-        "--runs": options.num_runs is not None,
-        "--against": options.against is not None,
-        "--step": options.step is not None,
-    }
-    unused = [name for name, is_given in given.items() if is_given]
-    texts = (options.resume_at or "").split(",")
-    steps = tuple(int(text) if text.strip().isdecimal() else 0 for text in texts)
+    given = {"--runs": options.num_runs, "--against": options.against, "--step": options.step}
+    unused = [name for name, value in given.items() if value is not None]
+    at, command = options.resume_at or "(missing)", options.resume_command or "(missing)"
+    steps = tuple(int(text) if text.strip().isdecimal() else 0 for text in at.split(","))
     try:
         argv, problem = tuple(shlex.split(options.resume_command or "")), ""
     except ValueError as error:
         argv, problem = (), f" {error}"
     if unused or problem or not (argv or options.scenario) or not all(steps) or [*steps] != sorted({*steps}):
-        what = f"--resume-at {options.resume_at} --resume-command {options.resume_command}:{problem} not usable"
+        what = f"--resume-at {at} --resume-command {command}:{problem} not usable"
         what = f"{', '.join(unused)} with --resume-at" if unused else what
         example = "--resume-at 7, or 7,9, with --resume-command 'python train.py --resume DIR'"
         raise UsageError(what, legal=f"numbers of optimizer steps, and a command: {example}")
@@ -635,9 +633,8 @@ async def record_resumed(
     resume_argv = resume.argv or plan.run_spec.resume_argv
     if plan.run_spec.call is not None or not resume_argv:
         plan.out.give_back()
-        raise UsageError(
-            "--resume-at for a scenario without a resume_command", remedy="add resume_command to the scenario"
-        )
+        what = "--resume-at for a scenario without a resume_command"
+        raise UsageError(what, remedy="add resume_command to the scenario")
     runs: list[Run] = []
     cwd = invocation.cwd.resolve()
     sides = [plan.directory / name for name in ("straight", "resumed")]
@@ -665,6 +662,7 @@ async def record_resumed(
             copy_directory(cwd, side, plan.directory)
         straight = await record(sides[0], resumes=False)
         _require_steps("the straight run", straight, runs[-1])
+        straight = replace(straight, files=new_files(cwd, sides[0]))
         verdict = await _resume(resume, straight, runs, lambda *how, **word: record(sides[1], *how, **word))
     except NoComparison as found:
         verdict = ResumeVerdict(ResumeKind.CANNOT_TELL, *found.args)
@@ -684,9 +682,8 @@ async def _resume(
     ended = await record(first, resumes=False)
     for one, again in zip(straight.ranks, ended.ranks, strict=False):
         if (step := first_unequal(one, again)) is not None:
-            raise NoComparison(
-                f"the program does not repeat itself: weights of two straight runs differ before step {step}"
-            )
+            what = "the program does not repeat itself: weights of two straight runs differ before step"
+            raise NoComparison(f"{what} {step}")
     if not (ended.tail and "is_ended" in ended.tail):
         raise NoComparison(f"the run ended by itself before it had taken {first} steps", _output(runs[-1]))
     if not ended.saves:  # perhaps it saves on SIGTERM alone
@@ -697,9 +694,11 @@ async def _resume(
         written = (written or 0) + again.saves[-1] if again.saves else written
     resumed = await record()
     is_fresh = bool(resumed.steps) and resumed.steps[0]["weights"] == straight.steps[0]["weights"]
-    if written is None and (is_fresh or not resumed.steps):
-        steps = some(str(straight.label(at)) for at in straight.saves) or "no"
-        reason = f"no checkpoint was seen within {first} steps; the straight run writes one after {steps} steps"
+    if written is None and ((is_fresh and len(resumed.steps) >= len(straight.steps)) or not resumed.steps):
+        steps = some(str(straight.label(at)) for at in straight.saves)
+        writes = f"one after {steps} steps" if steps else "none with torch.save or safetensors"
+        writes += f", but {some(straight.files)}" if straight.files and not steps else ""
+        reason = f"no checkpoint was seen within {first} steps; the straight run writes {writes}"
         return ResumeVerdict(ResumeKind.NOTHING_TO_RESUME, reason, _output(runs[-1]))
     _require_steps("the resumed run", resumed, runs[-1])
     found = compare_ranks(straight, resumed, ended, written)
@@ -733,8 +732,7 @@ def compare_ranks(straight: Record, resumed: Record, ended: Record, written: int
 def _require_steps(name: str, record: Record, run: Run) -> None:
     """Raise NoComparison if a run failed, or took no optimizer step."""
     if run.recording.exit_code or not record.steps:
-        problems = run.recording.problems if run.recording.exit_code else ()
-        what = problems[0].what if problems else "it took no optimizer step"
+        what = run.recording.problems[0].what if run.recording.exit_code else "it took no optimizer step"
         raise NoComparison(f"{name} failed: {what}", _output(run))
 
 
@@ -787,6 +785,12 @@ def copy_directory(source: Path, target: Path, out: Path) -> None:
                     what = f"{path_text(source)} holds more than {MAX_COPY_BYTES >> 30} GiB"
                     raise UsageError(what, remedy="run in a directory of the program's files, with links to its data")
                 shutil.copy2(path, here / path.name)
+
+
+def new_files(source: Path, target: Path) -> list[str]:
+    """Return names of files in a copy that its source does not have."""
+    found = (path.relative_to(target) for path in sorted(target.rglob("*")) if path.is_file())
+    return [str(each) for each in found if not (source / each).exists() and LEFT_OUT.isdisjoint(each.parts)]
 
 
 def _is_left_out(path: Path, out: Path) -> bool:

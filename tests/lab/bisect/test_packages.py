@@ -113,8 +113,8 @@ def test_the_version_that_moved_bits_is_found(wheelhouse: Path) -> None:
     done = bisect(wheelhouse, "--packages", "tinyscale==1.0..1.4", "--json")
     assert done.code == ExitCode.INCOMPLETE_RECORDING, done.stderr
     told = json.loads(done.stdout)
-    assert [each["told"] for each in told["candidates"]] == ["tinyscale 1.2", "tinyscale 1.3"]
-    assert told["found"]["told"] == "tinyscale 1.3"
+    assert [each["label"] for each in told["candidates"]] == ["tinyscale 1.2", "tinyscale 1.3"]
+    assert told["found"]["label"] == "tinyscale 1.3"
     assert "nobody-has-this" in told["candidates"][0]["reason"]
     assert told["verdict"]["first"]["a"]["name"] == "weight"
     assert not list(Path(told["directory"]).glob("packages-*"))

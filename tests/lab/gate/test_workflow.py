@@ -111,11 +111,9 @@ def test_its_command_says_what_a_pull_request_does(pull_request: tuple[Project, 
     typed = [base if word == "$BASE" else word for word in words]
     done = type_command(clone, "gate", *typed, **on_github)
     assert done.code == ExitCode.DIVERGED, done.stderr
-    assert "BEHAVIOUR CHANGED  sums: step 0: the advantages differ in 64 of 64 elements\n" in done.stdout
+    for text in (done.stdout, summary.read_text("utf-8")):
+        assert "BEHAVIOUR CHANGED  sums: step 0: the advantages differ in 64 of 64 elements\n" in text
     assert "\n::error title=sums%3A behaviour::BEHAVIOUR CHANGED" in done.stderr
-    assert "| sums | ❌ behaviour changed | step 0: the advantages differ in 64 of 64 elements |" in summary.read_text(
-        "utf-8"
-    )
 
 
 def test_without_its_depth_the_base_is_not_there_and_what_to_do_is_said(

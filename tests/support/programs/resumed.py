@@ -1,6 +1,7 @@
 """A training that writes a checkpoint after every third step and resumes from it, without what `--lose` names."""
 
 import argparse
+import pickle
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ parser.add_argument("--save-every", type=int, default=3)
 parser.add_argument("--unseeded", action="store_true")
 parser.add_argument("--prompts", action="store_true", help="train on prompts that are generated five at a time")
 parser.add_argument("--compile", action="store_true")
+parser.add_argument("--pickle", action="store_true", help="write checkpoints without torch")
 parser.add_argument("--evaluate", action="store_true", help="evaluate before the first step")
 options = parser.parse_args()
+save = (lambda state, path: path.write_bytes(pickle.dumps(state))) if options.pickle else torch.save
 BATCHES_OF_EPOCH = 8
 
 
@@ -63,9 +66,11 @@ average = {name: weight.detach().clone() for name, weight in network.named_param
 prompts: list[int] = []
 step = position = 0
 if options.resume:
-    state = torch.load(options.checkpoint, weights_only=False)
+    path = options.checkpoint
+    state = pickle.loads(path.read_bytes()) if options.pickle else torch.load(path, weights_only=False)
     step, position = state["step"], state["position"]
-    network.load_state_dict({**network.state_dict(), **state["weights"]})
+    if options.lose != "weights":
+        network.load_state_dict({**network.state_dict(), **state["weights"]})
     if options.lose != "moments":
         optimizer.load_state_dict(state["optimizer"])
     if options.lose != "schedule":
@@ -74,7 +79,7 @@ if options.resume:
             group["lr"] = lr
     if options.lose != "average":
         average = state["average"]
-    if options.lose != "buffers":
+    if options.lose not in ("buffers", "weights"):
         network.load_state_dict(state["network"])
     if options.lose != "prompts":
         prompts = state["prompts"]
@@ -103,7 +108,7 @@ while step < options.steps:
         for name, weight in network.named_parameters():
             average[name] = 0.9 * average[name] + 0.1 * weight
     if step % options.save_every == 0:
-        torch.save(
+        save(
             {
                 "step": step,
                 "position": position,
