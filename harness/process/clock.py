@@ -1,5 +1,6 @@
 """The one source of time: a monotonic clock for durations and deadlines, a wall clock for names and dates."""
 
+import os
 import time
 from datetime import UTC, datetime
 from typing import Protocol
@@ -26,3 +27,8 @@ class SystemClock:
 def sleep(seconds: float) -> None:
     """Let time pass in this thread; only for those whose work it is to be late."""
     time.sleep(seconds)
+
+
+def ticks_since_boot() -> int:
+    """Return the time in the unit and from the origin of `process_tree.Process.start_ticks`."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))

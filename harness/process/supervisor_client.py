@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from harness.bits.errors import ExhaustedError, HarnessError
 from harness.bits.files import open_for_writing
+from harness.process.clock import ticks_since_boot
 from harness.process.exhaustion import exhaustion_of
 from harness.process.scratch import require_proc
 from harness.process.supervisor import process_tree, rescue, syscalls
@@ -303,7 +304,7 @@ class _Attempt:
         """Give its order to the supervisor."""
         self.supervisor, self.ended, self._heard = supervisor, self._loop.create_future(), b""
         supervisor.num_attempts += 1
-        self._since_ticks = process_tree.ticks_now()
+        self._since_ticks = ticks_since_boot()
         self._cgroup = json.loads(order)["cgroup"]
         self._loop.add_reader(supervisor.stdout, self._guarded, self._on_readable)
         self._loop.call_later(WATCH_S, self._guarded, self._watch)

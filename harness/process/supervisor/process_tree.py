@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -33,11 +32,6 @@ class Process(NamedTuple):
         A process whose first thread has gone shows Z as well, and lives on in its other threads.
         """
         return self.state in "ZX" and self.num_threads <= 1
-
-
-def ticks_now() -> int:
-    """The time in the unit and from the origin of `Process.start_ticks`."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def read_process(pid: int) -> Process | None:
