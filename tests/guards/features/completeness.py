@@ -63,8 +63,7 @@ def names(work: Path) -> set[str]:
 
 def options(page: str) -> set[str]:
     """Return the options of a help page; the last name of each, and both of --this / --not-this."""
-    section = page.partition("\nOptions:\n")[2].partition("\n\n")[0]
-    lines = re.findall(r"^  (-.*?)(?:  |$)", section, re.MULTILINE)
+    lines = re.findall(r"^  (--?[a-z].*?)(?:  |$)", page, re.MULTILINE)  # in whichever section
     longest = [
         max((word.split()[0] for word in part.split(", ")), key=len) for line in lines for part in line.split(" / ")
     ]
