@@ -44,7 +44,7 @@ from harness.plugin import (
     need_of_items,
     timeout_of_item,
 )
-from harness.process.child_env import VARYING
+from harness.process.child_env import ATTEMPT_MARKER, VARYING
 from harness.process.clock import SystemClock
 from harness.process.program_output import json_objects
 from harness.process.supervisor import syscalls
@@ -497,7 +497,7 @@ class CollectedSession:
 
     def _supervise(self) -> None:
         """Be a supervisor, which outlives the session: without its mark, by which what that leaves behind is ended."""
-        show_marker("supervisor")
+        show_marker(f"{os.environ[ATTEMPT_MARKER].rstrip('_')}-supervisor")
         supervise(self.lead)
 
     def lead(self, order: dict[str, Any]) -> NoReturn:
