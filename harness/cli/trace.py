@@ -14,7 +14,7 @@ from harness.render.console import say
 @opt.recording
 @opt.kept
 @opt.breaks
-@opt.option("--all-state", "Record the state of optimizers in every step, not only in every 8th.")
+@opt.option("--all-state", "Record large state of optimizers in every step, not only in every 8th.")
 @opt.option("--sentinel N", "Compare replicas every N optimizer steps; end the program where they differ.", opt.COUNT)
 @click.pass_obj
 def trace(invocation: Invocation, /, *, out: str, **given: Any) -> int:

@@ -61,8 +61,9 @@ from harness.trace.values import Float
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
 Setting = tuple[str, Any]
 REMEMBERED = (int, float, torch.Tensor)
-STATE_EVERY = 8
-"""What optimizers remember is read at every so many steps: it follows from gradients and earlier state."""
+LARGE_BYTES = 2**16
+WHOLE_EVERY = 8
+"""Large state is read at every so many steps: it follows from gradients and earlier state."""
 OF_PARAMETERS = ("params", "param_names")
 """Entries of a group that hold what it optimizes, not how."""
 MAX_DEPTH = 3
@@ -102,10 +103,12 @@ def gradients_of(parameters: NamedTensors) -> list[tuple[str, torch.Tensor]]:
     return [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
 
 
-def state_of(optimizer: Optimizer, name: str, parameter: torch.Tensor) -> list[Setting]:
-    """Return the numbers and tensors that an optimizer remembers of a weight."""
+def state_of(optimizer: Optimizer, name: str, parameter: torch.Tensor) -> tuple[list[Setting], list[Setting]]:
+    """Return what an optimizer remembers of a weight: (numbers and small tensors, large ones)."""
     state = optimizer.state.get(parameter, {})
-    return [(f"{name} {key}", value) for key, value in state.items() if isinstance(value, REMEMBERED)]
+    named = [(f"{name} {key}", value) for key, value in state.items() if isinstance(value, REMEMBERED)]
+    large = [each for each in named if isinstance(each[1], torch.Tensor) and each[1].nbytes >= LARGE_BYTES]
+    return [each for each in named if not any(each is one for one in large)], large
 
 
 # -------------------------------------------------------------------------------------------------- steps of optimizers
@@ -611,22 +614,22 @@ class AutomaticRecorder:
             self._record_of_closure(optimizer)
         parameters = self._parameters([optimizer])
         names = {name for name, _ in parameters}
-        has_state = self._has_state()
+        is_whole = self._has_whole_state()
         groups = []
         for name, each in parameters:
+            small, large = state_of(optimizer, name, each)
             groups.append(Group([(name, each)], cache=self._unchanged, is_anew=True))
-            if has_state:
-                groups.append(Group(state_of(optimizer, name, each), Scope.PHYSICAL))
+            groups += [Group(small), Group(large if is_whole else [], Scope.PHYSICAL)]
         seen = [each for group in look_at_groups(groups) for each in group]
         self._record("optimizer", seen)
         self._weights |= {each.name: each.digested for each in seen if each.name in names}
         self._end_or_wait(optimizer)
 
-    def _has_state(self) -> bool:
-        """Whether this step is one that records what optimizers remember."""
+    def _has_whole_state(self) -> bool:
+        """Whether this step is one whose optimizers' state is recorded with large moments."""
         step, orders = self._recorder.step or 0, self._log.orders
         is_asked = orders.all_state or self._recorder.needs_tensors or self._steps.operations is not None
-        return is_asked or step % STATE_EVERY == 0 or step == orders.last_step
+        return is_asked or step % WHOLE_EVERY == 0 or step == orders.last_step
 
     def leave_out_step(self, optimizer: Optimizer) -> None:
         """A GradScaler has found gradients that overflowed, and left out the step of their optimizer."""
