@@ -57,9 +57,8 @@ class RunOptions:
     """How often a failing unit is run again."""
     together: tuple[tuple[str, ...], ...] = ()
     """Groups of files that run in one process, by patterns."""
-    check_leaning: bool | None = None
-    """Run a failing file once more, after the files before it, to see whether it leans on them; None for a file that
-    has not passed in the runs of the history."""
+    check_leaning: bool = False
+    """Run a failing file once more, after the files before it, to see whether it leans on them."""
     accepts_leaning: bool = False
     """Whether a leaning file is no failure."""
     maxfail: int = 0

@@ -450,7 +450,7 @@ class _Run:
             pins=pins,
             num_slots=self.options.cpu_units + len(context.gpus.inventory.gpus),
             num_gpus=0 if context.gpus.inventory.pretended else len(context.gpus.inventory.gpus),
-            check_leaning=LeaningCheck(bool(self.options.check_leaning)).settle,
+            check_leaning=LeaningCheck(self.options.check_leaning).settle,
             retries=Retries(self.options.retries, runs_rests=not stops_early(self.options.invocation.trailing)),
         )
 
