@@ -42,7 +42,7 @@ from harness.runner.units import IsolationCode, IsolationNote, NotForked
 
 MARKER_ROOM = 64
 """Characters of the marker's value in the environment of the session, which its forks overwrite."""
-FORK_S, REPLAY_S, ROUND_S = 20.0, 600.0, 0.02
+START_S, FORK_S, REPLAY_S, ROUND_S = 30.0, 20.0, 600.0, 0.02
 RESCUE_ROUNDS = 20
 MAX_ANSWER_BYTES = 1 << 16
 MAX_OUTPUT_BYTES = 1 << 16
@@ -204,9 +204,9 @@ class Suite:
 
     @property
     def _limit_s(self) -> float:
-        """Limit of what goes on: that of a file holds for its import too."""
+        """Limit of what goes on: that of a file holds for its import too, and none so short for pytest's own start."""
         limit_s = self._options.collect_timeout_s
-        return min(limit_s, self._options.timeout_s) if self._at else limit_s
+        return min(limit_s, self._options.timeout_s) if self._at else max(limit_s, START_S)
 
     @property
     def facts(self) -> dict[str, Any]:
