@@ -358,9 +358,9 @@ def supervise(lead: Lead | None = None) -> None:
             attempt.heed()
             while not attempt.step():
                 attempt.wait(wake_read)
-            if attempt.phase is Phase.UNKILLABLE:  # its end has been said
-                return
-            attempt.say_finished()
         finally:
             attempt.report.file.close()
             containment.close()
+        if attempt.phase is Phase.UNKILLABLE:  # its end has been said
+            return
+        attempt.say_finished()  # last, so that whoever ends this process then leaves nothing of the attempt

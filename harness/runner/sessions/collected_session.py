@@ -497,7 +497,7 @@ class CollectedSession:
 
     def _supervise(self) -> None:
         """Be a supervisor, which outlives the session: without its mark, by which what that leaves behind is ended."""
-        show_marker(f"{os.environ[ATTEMPT_MARKER].rstrip('_')}-supervisor")
+        show_marker(f"{self._watch.environ[ATTEMPT_MARKER].rstrip('_')}-supervisor")
         supervise(self.lead)
 
     def lead(self, order: dict[str, Any]) -> NoReturn:
