@@ -379,17 +379,17 @@ class Reporter:
         counted = [category for category, _ in reports if category]
         bad = [report for category, report in reports if category in ("error", "failed")]
         shown = [(kind or "skipped", each) for kind, each in reports if kind in ("error", "failed") or each.skipped]
-        told = bad or [report for category, report in reports if category in ("skipped", "xfailed", "xpassed")]
+        telling = bad or [report for category, report in reports if category in ("skipped", "xfailed", "xpassed")]
         text = "\n\n".join(report.longreprtext for report in bad)
         duration_s = sum(each.duration for _, each in reports if not hasattr(each, "context"))  # subtests are within
         packed = [self._packed(report) for _, report in reports]
         several = [(category, _reason(each), _shortened(each.longreprtext)) for category, each in shown]
-        reason = _reason(told[0]) if told else ""
+        reason = _reason(telling[0]) if telling else ""
         fields = {
             "duration_s": duration_s,
             "reason": reason,
             "text": _shortened(text),
-            "several": [] if [each for _, each in shown] == told[:1] else several,
+            "several": [] if [each for _, each in shown] == telling[:1] else several,
         }
         self._end(nodeid, counted, **fields, reports=packed)
 

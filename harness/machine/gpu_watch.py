@@ -79,7 +79,7 @@ class GpuWatch:
         return baseline, unfit
 
     async def _ask_each(self, gpu_ids: Sequence[str], ask: Callable[[str], T]) -> dict[str, T | None]:
-        """Return the driver's answer on each GPU; None where there is none in time."""
+        """Return the driver's answer on each GPU; None if it does not answer in time."""
 
         async def one(gpu_id: str) -> T | None:
             try:

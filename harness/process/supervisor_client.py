@@ -209,19 +209,22 @@ class Supervisors:
     def pid_of(self, marker: str) -> int:
         """Return the supervisor of an attempt, below which its processes are; 0 while it has none."""
         attempt = self._live.get(marker)
-        return attempt.supervisor.pid if attempt and attempt.supervisor and attempt.supervisor.is_open else 0
+        return attempt.supervisor.pid if attempt and attempt.is_started and attempt.supervisor.is_open else 0
 
     async def _supervisor(self, spec: ProcessSpec) -> "_Supervisor":
         """Return a supervisor without an attempt: for a `session` one that was forked from the parent, if it can be."""
-        is_parents = spec.session is not None and self.parent is not None
-        if found := next((each for each in self._idle if each.is_parents == is_parents), None):
-            self._idle.remove(found)
-            return found
-        with open_for_writing(os.path.join(spec.directory, "supervisor.log")) as file:
-            forked = await self.parent.fork(file.fileno()) if is_parents and self.parent is not None else None
-            supervisor = _Supervisor(forked or _started(file.fileno()), is_parents=forked is not None)
-        self._supervisors.add(supervisor)
-        return supervisor
+        parent = self.parent if spec.session is not None else None
+        while True:
+            if found := next((each for each in self._idle if each.is_parents == (parent is not None)), None):
+                self._idle.remove(found)
+                return found
+            with open_for_writing(os.path.join(spec.directory, "supervisor.log")) as log:
+                forked = await parent.fork(log.fileno()) if parent is not None else _started(log.fileno())
+            if forked is not None:
+                supervisor = _Supervisor(forked, is_parents=parent is not None)
+                self._supervisors.add(supervisor)
+                return supervisor
+            parent = None
 
     def _order(self, spec: ProcessSpec, supervisor: "_Supervisor") -> str:
         cgroup = f"{self._cgroup_prefix}-{os.path.basename(spec.marker)}" if self._cgroup_prefix else ""
@@ -289,7 +292,8 @@ class _Attempt:
         self._since_ticks = 0
         self.ended: asyncio.Future[ProcessEnd | None]
         """None where the supervisor was lost before it had taken the order."""
-        self.supervisor: _Supervisor | None = None
+        self.supervisor: _Supervisor
+        self.is_started = False
         self.has_finished = False
         """Whether the supervisor can have the next attempt."""
         self.on_closed: Callable[[], None] = lambda: None
@@ -303,6 +307,7 @@ class _Attempt:
     def start(self, supervisor: _Supervisor, order: str) -> None:
         """Give its order to the supervisor."""
         self.supervisor, self.ended, self._heard = supervisor, self._loop.create_future(), b""
+        self.is_started = True
         supervisor.num_attempts += 1
         self._since_ticks = ticks_since_boot()
         self._cgroup = json.loads(order)["cgroup"]
@@ -314,21 +319,15 @@ class _Attempt:
     def say(self, word: str) -> None:
         """Tell the supervisor, once it has its order."""
         self._said.append(word)
-        if self.supervisor is not None:
+        if self.is_started:
             self._send(word)
 
     def _send(self, text: str) -> None:
         """Write a line; a supervisor that is gone is noticed by its stdout closing."""
-        supervisor = self._supervisor
-        unsent = memoryview(text.encode() + b"\n" if supervisor.is_open else b"")
+        unsent = memoryview(text.encode() + b"\n" if self.supervisor.is_open else b"")
         with contextlib.suppress(BrokenPipeError):
             while unsent:
-                unsent = unsent[os.write(supervisor.stdin, unsent) :]
-
-    @property
-    def _supervisor(self) -> _Supervisor:
-        assert self.supervisor is not None
-        return self.supervisor
+                unsent = unsent[os.write(self.supervisor.stdin, unsent) :]
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Take a step that the event loop calls; what it raises is raised by `ended`, once the tree has been killed."""
@@ -337,11 +336,11 @@ class _Attempt:
         except Exception as error:  # our own bug: left to the event loop, the end would be waited for for ever
             self._bug = self._bug or error
             self._send("kill")
-            if not self._supervisor.is_open and not self.ended.done():  # no step will follow
+            if not self.supervisor.is_open and not self.ended.done():  # no step will follow
                 self.ended.set_exception(self._bug)
 
     def _on_readable(self) -> None:
-        chunk = os.read(self._supervisor.stdout, 1 << 16)
+        chunk = os.read(self.supervisor.stdout, 1 << 16)
         if not chunk:
             self._on_lost()
             return
@@ -351,7 +350,7 @@ class _Attempt:
 
     def _on_lost(self) -> None:
         """Reap the supervisor, and see to what it held."""
-        supervisor = self._supervisor
+        supervisor = self.supervisor
         self._loop.remove_reader(supervisor.stdout)
         supervisor.close()
         self.on_closed()
@@ -372,21 +371,21 @@ class _Attempt:
             case "finished":
                 left = {name: tuple(message[name]) for name in ("left_behind", "unkillable")}
                 self._end = ProcessEnd(**message | left)
-                if not self._end.unkillable:  # else its supervisor stays; nobody waits for it
+                if not self._end.unkillable:  # else its supervisor stays, and no caller waits for it
                     self.has_finished = True
-                    self._loop.remove_reader(self._supervisor.stdout)
+                    self._loop.remove_reader(self.supervisor.stdout)
                 self._settle(self._end)
 
     def _watch(self) -> None:
         """See to it that the supervisor goes on, whatever its tests do to it, while its end is waited for."""
-        if self.ended.done() or not self._supervisor.is_open:
+        if self.ended.done() or not self.supervisor.is_open:
             return
         is_overdue = self._loop.time() > self._overdue_s
-        rescue.keep_going(self._supervisor.pid, self._supervisor.start_ticks, is_overdue=is_overdue)
+        rescue.keep_going(self.supervisor.pid, self.supervisor.start_ticks, is_overdue=is_overdue)
         self._loop.call_later(WATCH_S, self._guarded, self._watch)
 
     def _rescue(self) -> None:
-        """End what a lost supervisor held, a round now and one later, until nobody is left or time is up."""
+        """End what a lost supervisor held, a round now and one later, until none is left or time is up."""
         left = rescue.rescue_round(self._cgroup, self.spec.marker, self._since_ticks, self._unrelated_pids())
         now_s = self._loop.time()
         if left and now_s < self._rescue_until_s:

@@ -26,7 +26,7 @@ def set_flags(level: str) -> tuple[str, ...]:
     """
     if level != DETERMINISTIC:
         return ()
-    # Not use_deterministic_algorithms: it imports the compiler, which TORCHINDUCTOR_DETERMINISTIC has told already.
+    # Not use_deterministic_algorithms: it imports the compiler, which TORCHINDUCTOR_DETERMINISTIC sets already.
     torch.set_deterministic_debug_mode("warn")
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
@@ -39,7 +39,7 @@ def set_flags(level: str) -> tuple[str, ...]:
 def without_effect() -> tuple[str, ...]:
     """What of the switches an operation shows not to be on; draws nothing from any generator."""
     found = []
-    if not bool(torch.empty(4).isnan().all()):  # deterministic mode fills what nobody has written
+    if not bool(torch.empty(4).isnan().all()):  # deterministic mode fills uninitialised memory
         found.append("torch.set_deterministic_debug_mode")
     if torch.initial_seed() != SEED:
         found.append("torch.manual_seed")

@@ -339,7 +339,7 @@ def _optimizer_classes() -> list[type[Optimizer]]:
 # where a later one has other names, its rollouts are not recorded, which is said once.
 
 See = Callable[[str, str, Any], None]
-"""Takes phase, name and value of what was sampled, rewarded or weighed."""
+"""Takes the phase, name and value of a completion, reward or advantage."""
 PHASES = {
     "prompt_ids": "rollout",
     "prompt_mask": "rollout",
@@ -357,7 +357,7 @@ TRAINERS: dict[str, dict[str, tuple[str, ...]]] = {
     "RLOOTrainer": {"_calculate_rewards": ("rewards",), "_generate_and_score_completions": ()},
     "OnlineDPOTrainer": {"_generate": GENERATED, "_calculate_rewards_from_functions": ("rewards",)},
 }
-"""By class: its methods, and the names of what each returns; none where it returns a dictionary."""
+"""Methods of each class, with the names of their results; empty if a method returns a dictionary."""
 
 
 def hook_rollouts(module: ModuleType, _: LogValues, record: See) -> None:

@@ -116,7 +116,7 @@ class OpLog:
 # | torch's alone, then any other of ours | the recorder's |
 
 ENGINE = "engine"
-"""The line of what the autograd engine does by itself: adding gradients up, storing them."""
+"""Line of operations of the autograd engine itself: adding up and storing gradients."""
 _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _WRAPPERS = frozenset(os.path.join(_HERE, name) for name in ("automatic.py", "hooks.py"))
@@ -273,7 +273,7 @@ WORKING_MEMORY = "working_memory"
 UNWRITTEN = "unwritten"
 UNFINISHED = "unfinished"
 OUTSIDE = -1
-"""The maker of what no recorded operation has written."""
+"""Maker of a value that no recorded operation has written."""
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 """Floats that torch does not add."""
@@ -301,7 +301,7 @@ class OpValues:
         """By id: algorithms and digests of tensors on GPUs that are read next."""
 
     def read(self, tensor: torch.Tensor) -> tuple[str, int]:
-        """(description, which operation wrote it last or OUTSIDE) of what an operation reads, or has written."""
+        """Description of each input or output of an operation, and the operation that wrote it last, or OUTSIDE."""
         if obstacle := _obstacle(tensor):
             return self._not_read(tensor, obstacle), OUTSIDE
         storage = tensor.untyped_storage()

@@ -264,9 +264,9 @@ class Pick:
     variable: str
     """Environment variable that overrides the choice."""
     interface: str
-    """"" if there is none, or it is unknown."""
+    """Empty if there is none, or it is unknown."""
     address: str
-    """"" if there is none, or it is unknown."""
+    """Empty if there is none, or it is unknown."""
     why: str
     """The rule that chose it, in a few words."""
     setting: str | None = None
@@ -307,7 +307,7 @@ def nccl_pick(network: HostNetwork, settings: Mapping[str, str]) -> Pick:
 
 
 def _nccl_candidates(interfaces: Iterable[Interface], family: str) -> Iterator[tuple[str, str]]:
-    """Name and address of what NCCL looks at, in its order: all of IPv4, then all of IPv6."""
+    """Return the addresses that NCCL considers, with their interfaces, in its order: all of IPv4, then all of IPv6."""
     for wanted in _FAMILIES.values():
         if _FAMILIES.get(family, wanted) != wanted:  # NCCL ignores what it does not know
             continue

@@ -64,7 +64,7 @@ class Watch:
     def __init__(self, varying: Iterable[str], known_readers: Iterable[str] = ()) -> None:
         self.varying = frozenset(varying)
         self._known_readers = frozenset(known_readers)
-        """Modules whose reads are none."""
+        """Modules whose reads are not noted."""
         self.environ = dict(os.environ)
         """The environment as it was at the start."""
         self._cwd = os.getcwd()

@@ -363,4 +363,4 @@ def supervise(lead: Lead | None = None) -> None:
             containment.close()
         if attempt.phase is Phase.UNKILLABLE:  # its end has been said
             return
-        attempt.say_finished()  # last, so that whoever ends this process then leaves nothing of the attempt
+        attempt.say_finished()  # last: from now on this process can be killed, and leaves nothing

@@ -142,7 +142,22 @@ def test_a_supervisor_lost_between_two_attempts_costs_none(
     assert process_tree.read_process(pid) is None, "it has been reaped"
 
 
-def test_a_supervisor_that_was_told_to_end_ends_its_tree_and_carries_out_the_next_attempt(
+def test_a_parent_that_cannot_fork_costs_one_supervisor_and_not_one_an_attempt(
+    supervisors: Supervisors, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost:
+        pid = 0
+
+        async def fork(self, stderr: int) -> None:
+            return None
+
+    monkeypatch.setattr(supervisors, "parent", Lost())
+    ends = [asyncio.run(supervisors.run(spec("import sys; sys.exit(5)", session={}))) for _ in range(3)]
+    assert [end.exit_code for end in ends] == [5, 5, 5]
+    assert len(supervisors._idle) == 1
+
+
+def test_a_supervisor_that_gets_sigterm_ends_its_tree_and_carries_out_the_next_attempt(
     supervisors: Supervisors, spec: MakeSpec, whole_tree: WholeTree
 ) -> None:
     ended = spec(TREE)

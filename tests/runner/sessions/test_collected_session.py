@@ -209,6 +209,12 @@ def test_a_session_that_is_killed_costs_no_outcome(tmp_path: Path) -> None:
     assert [note["reason"] for note in done.events[-1]["isolation"]] == ["lost"]
 
 
+def test_a_short_limit_of_imports_does_not_limit_the_start_of_pytest(tmp_path: Path) -> None:
+    files = {"slow.py": "import time\ntime.sleep(2.5)\n", "test_a.py": QUICK}
+    done = run(write_suite(tmp_path, files), "run", "--gpus", "none", "--collect-timeout", "2", "--", "-p", "slow")
+    assert done.outcomes == {"test_a.py": "passed"}
+
+
 def test_skipped_subtests_are_in_the_junit_report_as_pytest_has_them(tmp_path: Path) -> None:
     subtests = "import pytest\ndef test_one(subtests):\n    with subtests.test('a'): pytest.skip('why')\n"
     subtests += "    with subtests.test('b'): assert 0\n"
