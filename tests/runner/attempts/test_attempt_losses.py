@@ -136,6 +136,8 @@ def test_a_supervisor_lost_between_two_attempts_costs_none(
     before, after = spec("import sys; sys.exit(3)"), spec("import sys; sys.exit(4)")
     assert asyncio.run(supervisors.run(before)).exit_code == 3
     pid = supervisors._idle[-1].pid
+    os.kill(pid, signal.SIGTERM)  # not meant for the next attempt
+    assert asyncio.run(supervisors.run(spec("import sys; sys.exit(2)"))).exit_code == 2
     os.kill(pid, signal.SIGKILL)
     end = asyncio.run(supervisors.run(after))
     assert (end.exit_code, end.reason) == (4, "")

@@ -236,7 +236,8 @@ def pytest_addoption(parser):
     parser.addoption("--benchmark-enable", action="store_true")
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
-    assert config.option.benchmark_disable or os.environ.get("PYTEST_XDIST_WORKER")
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    assert config.option.benchmark_disable or worker
 """
     files = {"pytest_benchmark/__init__.py": "", "pytest_benchmark/session.py": plugin, "test_a.py": QUICK}
     done = run(write_suite(tmp_path, files), "run", "--gpus", "none", "--", "-p", "pytest_benchmark.session")
