@@ -76,10 +76,3 @@ def test_no_room_for_another_is_an_error_and_no_loss(
     assert raised.value.errno == errno.EMFILE
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     assert end(fork(asked, tmp_path)) == 0
-
-
-def test_a_server_that_has_ended_says_so(server: tuple[int, socket.socket], tmp_path: Path) -> None:
-    pid, asked = server
-    os.kill(pid, 9)
-    with pytest.raises(ConnectionError):
-        fork(asked, tmp_path)

@@ -82,24 +82,6 @@ def test_an_unfit_gpu_is_refused_to_all_that_wait_and_checked_anew_later() -> No
     carry_out(scenario())
 
 
-def test_the_driver_is_asked_once_the_last_unit_has_ended_and_not_before() -> None:
-    async def scenario() -> None:
-        driver = Driver(level=5)
-        watch = shared(driver)
-        level, _ = await watch.check(GPU)
-        await watch.check(GPU)
-        driver.is_held = True
-        assert await watch.not_back(GPU, level) == {}
-        assert driver.baselines == []
-        driver.is_held = False
-        assert await watch.not_back(GPU, level) == {}
-        assert driver.baselines == [level]
-        driver.level = 9
-        assert await watch.check(GPU) == ({"ID-0": 9}, {}), "after the last unit there is a new level"
-
-    carry_out(scenario())
-
-
 def test_a_unit_alone_on_its_gpu_is_named_as_the_only_cause() -> None:
     async def scenario() -> None:
         driver = Driver(is_held=True)
@@ -111,6 +93,8 @@ def test_a_unit_alone_on_its_gpu_is_named_as_the_only_cause() -> None:
         await watch.not_back(GPU, level)
         found = await watch.not_back(GPU, level, hurry=lambda: True)
         assert found["ID-0"].startswith("held; 2 units")
+        driver.level = 9
+        assert await watch.check(GPU) == ({"ID-0": 9}, {}), "after the last unit there is a new level"
 
     carry_out(scenario())
 
