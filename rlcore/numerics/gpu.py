@@ -536,7 +536,7 @@ def norm_gradients(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     total = tl.zeros((BLOCK,), tl.float32)
     for each in range(ROWS):
         row = (tl.program_id(0).to(tl.int64) * ROWS + each) * num_weights + number
-        is_there = (at < width) & (row < num_rows)
+        is_there = at < tl.where(row < num_rows, width, 0)
         inverse = tl.load(inverses + row, row < num_rows, 0.0)
         normal = tl.load(x + row * width + at, is_there, 0.0).to(tl.float32) * inverse
         slope = tl.load(grad + row * width + at, is_there, 0.0).to(tl.float32)

@@ -3,6 +3,7 @@
 Each holds for the kernels, and is seen to break when what it rests on is taken away.
 """
 
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -234,8 +235,9 @@ def test_gradients_repeat_and_their_sum_does_not_depend_on_the_order_of_microbat
 
 
 if __name__ == "__main__":
+    # The project's options are those of its suite: workers, and the tier.
     sys.exit(
         pytest.main(
-            [__file__, "-q", "-n0", "-p", "no:cacheprovider", "-o", "python_files=*.py", "-m", "", *sys.argv[1:]]
+            [__file__, "-q", "-c", os.devnull, "--import-mode=importlib", "-o", "python_files=*.py", *sys.argv[1:]]
         )
     )
