@@ -6,19 +6,16 @@ which read them with int(). The remedy for invalid values is to unset them: no o
 
 import asyncio
 import os
-import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from harness.bits.errors import UsageError
 from harness.bits.files import open_regular
 from harness.bits.levels import MOVE_BITS
 from harness.bits.redaction import redact_fields, redact_text
-from harness.doctor.children import Host
+from harness.doctor.host import Host
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
 from harness.machine.network.interfaces import is_numeric, read_network
 
@@ -35,10 +32,6 @@ LEAST = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": -1, "LOCAL_WORLD_SIZE": 1, "G
 BELOW = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_RANK", "WORLD_SIZE"))
 """Ranks are numbered from 0, so each is below the number of them."""
 MAX_PORT = 65535
-LAUNCHERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
-"""Rank, number of ranks, and rank on its host, as torchrun and Ray's trainers set them, and as srun does."""
-DEFAULT_PORT = "29500"
-"""Port of torch's own launchers."""
 TUNED = "torch uses the kernel it measures as fastest: two runs may use different ones"
 LOWERED = {
     "NVIDIA_TF32_OVERRIDE": (
@@ -87,7 +80,7 @@ class EnvironmentCode(MachineCode):
     RANK_INHERITED = "rank_inherited", WARNING, "ranks", """
         {variables}
         breaks: a test that calls init_process_group waits for all of these ranks
-        remedy: rlharness doctor --distributed, in each rank of the job, names those that do not come"""
+        remedy: {fix}"""
     NO_RANK = "no_rank", FINE, "ranks", "{variables}"
     MOVES_BITS = "moves_bits", WARNING, "{name}", """
         {name}={value}
@@ -152,37 +145,6 @@ def endpoint(address: str) -> tuple[str, int] | None:
 # ---------------------------------------------------------------------------------------------------------------- ranks
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Rank of this process in a job of a launcher."""
-
-    rank: int
-    num_ranks: int
-    gpu: int
-    """Number of its GPU on its host."""
-    address: str
-    """HOST:PORT of the store, on rank 0's host."""
-
-
-def find_job(environ: Mapping[str, str]) -> Job:
-    """Return the rank that a launcher has given this process; UsageError if none has, or if it cannot be."""
-    for finding in classify_numbers(environ):
-        raise UsageError(f"--distributed: {finding}", legal="what torchrun sets", remedy=finding.remedy)
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    # "gpu[03-07,9],cpu1" begins with gpu03, on which rank 0 is
-    first = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
-    host = environ.get("MASTER_ADDR") or ("".join(part or "" for part in first.groups()) if first else "")
-    for names in LAUNCHERS:
-        rank, num_ranks, gpu = (_int(environ.get(name, "")) for name in names)
-        if rank is not None and num_ranks is not None and host:
-            return Job(rank, num_ranks, max(0, gpu or 0), f"{host}:{environ.get('MASTER_PORT') or DEFAULT_PORT}")
-    raise UsageError(
-        "--distributed without a number, and no launcher has given this process a rank and an address of rank 0",
-        legal="--distributed N; or, in each rank of torchrun, srun or Ray, RANK, WORLD_SIZE and MASTER_ADDR or Slurm's",
-        remedy="torchrun --nproc-per-node 2 -m harness doctor --distributed",
-    )
-
-
 def check_ranks(host: Host) -> Iterator[MachineFinding]:
     """Whether this process takes itself for one rank of many, and whether that could be."""
     environ = host.environ
@@ -196,7 +158,7 @@ def check_ranks(host: Host) -> Iterator[MachineFinding]:
             yield EnvironmentCode.ADDRESS_UNKNOWN(name=name)
     found = " ".join(f"{name}={environ[name]}" for name in RANKS if name in environ)
     if "RANK" in environ and (_int(environ.get("WORLD_SIZE", "")) or 0) > 1:
-        yield EnvironmentCode.RANK_INHERITED(variables=found)
+        yield EnvironmentCode.RANK_INHERITED(variables=found, unsets=tuple(name for name in RANKS if name in environ))
     else:
         yield EnvironmentCode.NO_RANK(variables=f"set: {found}" if found else "no variable gives this process a rank")
 

@@ -39,7 +39,7 @@ NODE_COUNTS = ("NNODES", "PET_NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "S
 """Variables in which torchrun and Slurm give the number of nodes; torchrun's may be a range, "1:4"."""
 SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 """Number of processes in all, and of those on this node."""
-MEET = "rlharness doctor --distributed in each rank of the job, which names the addresses that are not reached"
+MEET = "set its variable on this host to an interface that the other nodes reach; rlharness doctor on each node"
 
 
 class NetworkCode(MachineCode):

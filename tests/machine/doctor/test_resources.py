@@ -1,12 +1,9 @@
 """TMPDIR, /dev/shm, ulimits, containment and control groups: each verdict, and the real trial in a real directory."""
 
-import asyncio
-import json
-import subprocess
 import tempfile
-from collections.abc import Sequence
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,10 +11,10 @@ from hypothesis import strategies as st
 
 from harness.bits.findings import Severity
 from harness.doctor import resources
-from harness.doctor.children import Answer, Host, module_command
+from harness.doctor.host import Host, open_probes
 from harness.doctor.resources import (
     GroupLimits,
-    check_containment,
+    classify_containment,
     classify_group_limits,
     classify_shared_memory,
     classify_tmpdir,
@@ -25,23 +22,23 @@ from harness.doctor.resources import (
     read_group_limits,
 )
 from harness.machine.findings import MachineFinding
-from tests.support.finding_checks import ask_none, found_by, severities, sound
+from harness.process.children import Answer
+from harness.process.invocation import Invocation
+from tests.support.finding_checks import found_by, severities, sound
 
 GB = 10**9
 
 
-def answer(
-    fs_type: str = "ext4", free_gb: float = 50, lock_s: float = 0.0004, better: str = "/var/tmp", error: str = ""
-) -> str:
-    """What the trial prints in a directory."""
-    lock = {"step": "lock", "error": error} if error else {"step": "lock", "took_s": lock_s}
-    survey = {"fs_type": fs_type, "free_bytes": free_gb * GB}
-    steps = [{"step": step, "took_s": 0.0} for step in ("survey", "create")]
-    return "".join(json.dumps(line) + "\n" for line in ({"better": better}, survey, *steps, lock))
-
-
-def tried(output: str, exit_code: int | None = 0, problem: str = "") -> MachineFinding:
-    (finding,) = sound([classify_tmpdir("/scratch", Answer(output, exit_code, problem))])
+def tried(
+    fs_type: str = "ext4", free_gb: float = 50, lock_s: float = 0.0004, better: str = "/var/tmp", *, ended: str = ""
+) -> MachineFinding:
+    """The finding for a trial of /scratch; `ended` is the step at which it failed, its kind and the reason."""
+    answers = [Answer("ok", value) for value in (better, (fs_type, int(free_gb * GB)), None, lock_s)]
+    if ended:
+        step, kind, reason = ended.split(" ", 2)
+        number = resources.STEPS.index(step)
+        answers = [*answers[:number], Answer(kind, reason)]
+    (finding,) = sound([classify_tmpdir("/scratch", answers)])
     return finding
 
 
@@ -49,52 +46,40 @@ def tried(output: str, exit_code: int | None = 0, problem: str = "") -> MachineF
 
 
 @pytest.mark.parametrize(
-    ("output", "severity", "said"),
+    ("trial", "severity", "said"),
     [
-        (answer(), "fine", "/scratch (ext4, 50.0 GB free): a lock took 0.4 ms"),
-        (answer(error="no locks available"), "broken", "lock: no locks available"),
-        (
-            '{"better": "/tmp"}\n{"step": "survey", "error": "no"}\n',
-            "broken",
-            "/scratch is not a directory in which this",
-        ),
-        (answer("nfs4", 9), "warning", "/scratch (nfs4, 9.0 GB free): a lock took 0.4 ms"),
-        (answer("fuse.sshfs"), "warning", "fuse.sshfs"),
-        (answer(lock_s=0.35), "warning", "a lock took 0.35 s"),
-        (answer(free_gb=0.02), "warning", "20 MB free"),
+        ({}, "fine", "/scratch (ext4, 50.0 GB free): a lock took 0.4 ms"),
+        ({"ended": "lock failed OSError: no locks available"}, "broken", "lock: OSError: no locks available"),
+        ({"ended": "survey failed OSError: no"}, "broken", "/scratch is not a directory in which this"),
+        ({"ended": "create late no answer within 5 s"}, "broken", "(ext4, 50.0 GB free): create: no answer within 5 s"),
+        ({"ended": "trial lost it exited with 1"}, "broken", "/scratch: trial: it exited with 1"),
+        ({"fs_type": "nfs4", "free_gb": 9}, "warning", "/scratch (nfs4, 9.0 GB free): a lock took 0.4 ms"),
+        ({"fs_type": "fuse.sshfs"}, "warning", "fuse.sshfs"),
+        ({"lock_s": 0.35}, "warning", "a lock took 0.35 s"),
+        ({"free_gb": 0.02}, "warning", "20 MB free"),
     ],
 )
-def test_a_tmpdir_by_its_trial(output: str, severity: str, said: str) -> None:
-    finding = tried(output)
+def test_a_tmpdir_by_its_trial(trial: dict[str, Any], severity: str, said: str) -> None:
+    finding = tried(**trial)
     assert finding.severity.value == severity
     assert said in finding.measured
 
 
 def test_a_better_directory_is_named() -> None:
-    assert tried(answer("nfs4")).exports == {"TMPDIR": "/var/tmp"}
-    assert tried(answer("nfs4", better="")).exports == {}
-
-
-def test_the_step_that_hung_is_named_and_a_trial_that_dies_says_what_it_said_last() -> None:
-    hung = tried('{"better": ""}\nwarning: odd\n{"step": "survey", "took_s": 0}\n', None, "no answer within 5 s")
-    assert hung.measured == "/scratch: create: no answer within 5 s"
-    died = tried("ModuleNotFoundError: No module named 'harness'\n", 1)
-    assert "survey: the trial ended with 1: ModuleNotFoundError" in died.measured
+    assert tried("nfs4").exports == {"TMPDIR": "/var/tmp"}
+    assert tried("nfs4", better="").exports == {}
 
 
 def test_the_real_trial_leaves_nothing_and_names_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    async def ask(argv: Sequence[str], limit_s: float) -> Answer:
-        return Answer(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
-
     def look(directory: Path) -> MachineFinding:
-        (finding,) = sound(asyncio.run(resources.check_tmpdir(Host({"TMPDIR": str(directory)}, ask))))
+        with open_probes(Invocation(tmp_path, {})) as probes:
+            (finding,) = sound(resources.check_tmpdir(Host({"TMPDIR": str(directory)}, probes.ask)))
         return finding
 
     assert look(tmp_path).measured.startswith(f"{tmp_path} (")
     assert list(tmp_path.iterdir()) == []
     gone = look(tmp_path / "gone")
     assert gone.measured == f"{tmp_path}/gone is not a directory in which this process can create files"
-    assert module_command("harness.doctor.probe")[1] == "-P"
 
 
 # ---- /dev/shm ----
@@ -161,7 +146,7 @@ def test_processes_do_not_matter_to_root() -> None:
     ("backend", "severity"), [("cgroup", "fine"), ("pidns", "fine"), ("subreaper", "warning"), ("", "broken")]
 )
 def test_containment_by_backend(backend: str, severity: str) -> None:
-    (finding,) = sound(check_containment(Host({}, ask_none, backend, {"cgroup": "no cgroup v2 here"})))
+    (finding,) = sound([classify_containment(backend, {"cgroup": "no cgroup v2 here"})])
     assert finding.severity.value == severity
     assert "no cgroup v2 here" in finding.measured
 
