@@ -65,7 +65,7 @@ CHECKS = (
     Check("containment", resources.check_containment, 35),
     Check("control group", resources.check_control_group, 5),
     Check("Ray", environment.check_ray, 10),
-    Check("ranks", environment.check_ranks, environment.NAME_S + 3),
+    Check("ranks", environment.check_ranks, 5),
     Check("bits", environment.check_bits, 5),
     Check("packages", packages.check_packages, 25),
 )

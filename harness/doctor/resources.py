@@ -3,7 +3,6 @@
 import math
 import os
 import resource
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +33,6 @@ SMALL_FILE_BYTES = 10_000_000_000
 """A smaller limit than this on files is one that the checkpoint of a small model meets."""
 FULL = 0.95
 """Part of a limit in use from which on it is as good as reached."""
-UNLIMITED_BYTES = 1 << 62
-"""Version 1 of control groups writes the largest multiple of a page below 2^63 for none."""
 HOLDS = {
     "cgroup": "control groups: no process can escape a test file's process tree",
     "pidns": "PID namespaces: no process can escape a test file's process tree",
@@ -281,50 +278,24 @@ def classify_group_limits(
 
 
 def read_group_limits(root: Path = Path("/")) -> GroupLimits:
-    """Read the limits of this process's groups, versions 1 and 2; `root` is where proc and sys are found."""
-    groups = _groups(root)
-
-    names = ("memory.max", "memory.limit_in_bytes")
-    files = [directory / name for directory in groups[""] + groups["memory"] for name in names]
-    numbers = [(number, file.parent) for file in files if (number := _number(_text(file))) is not None]
-    memory = min(numbers, key=lambda pair: pair[0], default=None)
+    """Read the limits of this process's control groups, of version 2; `root` is where proc and sys are found."""
+    top = root / "sys/fs/cgroup"
+    own = next((line[3:] for line in _text(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), "/")
+    group = top / own.strip("/")
+    groups = [each for each in (group, *group.parents) if each.is_relative_to(top)]
+    limits = [(limit, each) for each in groups if (limit := _number(_text(each / "memory.max"))) is not None]
+    limit, tightest = min(limits, default=(None, top))
     used = None
-    if memory is not None and memory[0] >= UNLIMITED_BYTES:
-        memory = None
-    if memory is not None:
-        used = _number(_text(memory[1] / "memory.current") or _text(memory[1] / "memory.usage_in_bytes"))
-        stat = _text(memory[1] / "memory.stat").splitlines()
-        facts = dict(line.split(" ", 1) for line in stat if " " in line)
-        cached = _number(facts.get("total_inactive_file", facts.get("inactive_file", "")))  # version 1 says both
-        used = None if used is None else max(0, used - (cached or 0))
+    if limit is not None:
+        facts = dict(line.split(" ", 1) for line in _text(tightest / "memory.stat").splitlines())
+        cached = _number(facts.get("inactive_file", "")) or 0
+        used = max(0, (_number(_text(tightest / "memory.current")) or 0) - cached)
     cpus = []
-    for directory in groups[""] + groups["cpu"]:
-        quota, _, period = _text(directory / "cpu.max").strip().partition(" ")
-        quota = quota or _text(directory / "cpu.cfs_quota_us")
-        period = period or _text(directory / "cpu.cfs_period_us")
+    for each in groups:
+        quota, _, period = _text(each / "cpu.max").partition(" ")
         if (number := _number(quota)) is not None and (whole := _number(period)):
             cpus.append(number / whole)
-    return GroupLimits(memory and memory[0], used, min(cpus, default=None))
-
-
-def _groups(root: Path) -> Mapping[str, list[Path]]:
-    """By controller, "" for version 2: the directories of this process's group, from its own up to the mount's root."""
-    own: dict[str, str] = {}
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, names, path = line.split(":", 2)
-        own |= dict.fromkeys(names.split(","), path)
-    found: dict[str, list[Path]] = defaultdict(list)
-    for line in _text(root / "proc/self/mountinfo").splitlines():
-        mount, _, filesystem = line.partition(" - ")
-        fs_type, _, options = filesystem.split(" ", 2)
-        mount_root, mountpoint = mount.split()[3:5]
-        controllers = {"cgroup": options.split(","), "cgroup2": [""]}.get(fs_type, [])
-        for controller in own.keys() & set(controllers):
-            inside = own[controller].removeprefix(mount_root) if mount_root != "/" else own[controller]
-            top = root / mountpoint.lstrip("/")
-            directory = top / inside.strip("/")
-            found[controller] += [each for each in (directory, *directory.parents) if each.is_relative_to(top)]
-    return found
+    return GroupLimits(limit, used, min(cpus, default=None))
 
 
 def _text(path: Path) -> str:

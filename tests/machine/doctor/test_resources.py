@@ -181,51 +181,24 @@ def test_the_threads_that_are_recommended_are_enough_and_not_too_many(num_cpus: 
         assert again.severity is Severity.FINE, "what it asks for is enough"
 
 
-V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
-V1 = (
-    "31 23 0:27 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory\n"
-    "32 23 0:28 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid - cgroup cgroup rw,cpu,cpuacct\n"
-)
-
-
-def tree(root: Path, own: str, mounts: str, files: dict[str, str]) -> Path:
+def tree(root: Path, own: str, files: dict[str, str]) -> Path:
     """A root directory with proc and sys in it; `files` by their place below sys/fs/cgroup."""
-    texts = {"proc/self/cgroup": own, "proc/self/mountinfo": "22 27 0:21 / /proc rw - proc proc rw\n" + mounts}
-    for path, text in (texts | {f"sys/fs/cgroup/{path}": f"{text}\n" for path, text in files.items()}).items():
+    texts = {"proc/self/cgroup": own, **{f"sys/fs/cgroup/{path}": f"{text}\n" for path, text in files.items()}}
+    for path, text in texts.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
     return root
 
 
-def test_version_2_in_a_container_that_sees_its_own_part_only(tmp_path: Path) -> None:
+def test_a_container_that_sees_its_own_part_only(tmp_path: Path) -> None:
     files = {"memory.max": f"{8 * GB}", "memory.current": f"{7 * GB}", "cpu.max": "250000 100000"}
     files["memory.stat"] = f"anon 3\ninactive_file {4 * GB}\nactive_file 9"
-    assert read_group_limits(tree(tmp_path, "0::/\n", V2, files)) == GroupLimits(8 * GB, 3 * GB, 2.5)
-
-
-def test_version_1(tmp_path: Path) -> None:
-    own = "9:memory:/docker/abc\n8:cpu,cpuacct:/docker/abc\n1:name=systemd:/\n0::/\n"
-    files = {
-        "memory/docker/abc/memory.limit_in_bytes": f"{2 * GB}",
-        "memory/docker/abc/memory.usage_in_bytes": f"{GB + 5}",
-        "memory/docker/abc/memory.stat": "cache 9\ninactive_file 1\ntotal_inactive_file 5",
-        "memory/memory.limit_in_bytes": "9223372036854771712",
-        "cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "400000",
-        "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000",
-    }
-    assert read_group_limits(tree(tmp_path, own, V1, files)) == GroupLimits(2 * GB, GB, 4.0)
-
-
-def test_version_1_with_the_containers_part_mounted(tmp_path: Path) -> None:
-    mounts = V1.replace("0:27 / ", "0:27 /docker/abc ")
-    files = {"memory/memory.limit_in_bytes": f"{2 * GB}", "memory/memory.usage_in_bytes": "5"}
-    assert read_group_limits(tree(tmp_path, "9:memory:/docker/abc\n", mounts, files)) == GroupLimits(2 * GB, 5)
+    assert read_group_limits(tree(tmp_path, "1:name=systemd:/\n0::/\n", files)) == GroupLimits(8 * GB, 3 * GB, 2.5)
 
 
 def test_no_limits(tmp_path: Path) -> None:
-    own = "9:memory:/\n8:cpu,cpuacct:/\n0::/\n"
-    files = {"memory/memory.limit_in_bytes": "9223372036854771712", "cpu,cpuacct/cpu.cfs_quota_us": "-1"}
-    assert read_group_limits(tree(tmp_path, own, V1, files)) == GroupLimits()
+    files = {"memory.max": "max", "cpu.max": "max 100000"}
+    assert read_group_limits(tree(tmp_path, "0::/\n", files)) == GroupLimits()
     assert read_group_limits(tmp_path / "nowhere") == GroupLimits()
 
 
@@ -237,5 +210,5 @@ def test_the_tightest_group_on_the_way_up_counts(limits: list[int | None]) -> No
             "/".join([*below[:depth], "memory.max"]): "max" if limit is None else str(limit)
             for depth, limit in enumerate(limits)
         }
-        read = read_group_limits(tree(Path(directory), "0::/" + "/".join(below) + "\n", V2, files))
+        read = read_group_limits(tree(Path(directory), "0::/" + "/".join(below) + "\n", files))
         assert read.memory_bytes == min((limit for limit in limits if limit is not None), default=None)
