@@ -31,7 +31,7 @@ WHOLLY_FULL = {
     "tests/lab/test_stopping.py": "tests/lab/test_terminal_run.py, tests/recording/test_conditions.py",
     "tests/lab/reproduce/test_step_command.py": "tests/lab/reproduce/test_comparison.py, without a run",
     "tests/lab/gate/test_own_history.py": "tests/lab/gate/test_gate_command.py, on a smaller project",
-    "tests/machine/doctor/test_bootstrap.py": "tests/machine/doctor/test_bootstrap_in_play.py, without a namespace",
+    "tests/machine/doctor/test_bootstrap.py": "tests/machine/doctor/test_layers.py, without a namespace",
     "tests/machine/doctor/test_frozen_tmpdir.py": "tests/machine/doctor/test_resources.py, by pretence",
     "tests/machine/network/test_namespaces.py": "tests/machine/network/test_preflight.py, without a namespace",
     "tests/machine/network/test_real_libraries.py": (

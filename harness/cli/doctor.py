@@ -15,11 +15,9 @@ from harness.render.console import say, show
 @opt.option("--fix", "Print shell commands that fix the environment variables, for use with eval.")
 @opt.option("--numerics", "Also check which torch operations are batch-invariant; takes seconds.")
 @opt.option(
-    "--distributed num_ranks [N]",
-    "Start N ranks, and find the layer at which they hang. Without N: use the ranks of the launcher.",
-    opt.INDEX,
-    is_flag=False,
-    flag_value=0,
+    "--distributed num_ranks N",
+    "Start N ranks, and find the layer at which they hang.",
+    opt.COUNT,
 )
 @opt.option("--backend", "Communication backend of the ranks.  [default: gloo]", click.Choice(["gloo", "nccl"]))
 @opt.output
@@ -51,8 +49,6 @@ def doctor(invocation: Invocation, output: opt.Output, /, *, fix: bool, **given:
         is_broken = any(finding.severity is Severity.BROKEN for finding in findings)
         code = ExitCode.TESTS_FAILED if is_broken else ExitCode.OK
         took_s = clock.monotonic_s() - began_s
-        if not findings:
-            return code  # a rank of a job, whose rank 0 prints the report
         if output.is_json:
             opt.show_json(findings_json(findings, exit_code=code, took_s=took_s))
         elif fix:
@@ -66,8 +62,6 @@ def doctor(invocation: Invocation, output: opt.Output, /, *, fix: bool, **given:
 
 
 def fix_command(num_ranks: int | None, backend: str | None) -> str:
-    """Return the command that prints the fixes; empty if it would need the other ranks of a job again."""
-    if num_ranks == 0:
-        return ""
+    """Return the command that prints the fixes."""
     words = [f"--{name} {value} " for name, value in (("distributed", num_ranks), ("backend", backend)) if value]
     return f"rlharness doctor {''.join(words)}--fix"

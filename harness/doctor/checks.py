@@ -2,31 +2,31 @@
 
     those that are timed, then the others, at once each time:
 
-    fan_out ─┬─ check, limit ──▶ findings
-             ├─ check, limit ──▶ (too long) ──▶ a finding that says so
-             └─ check, limit ──▶ (raises)   ──▶ a finding that says so
+    gather ─┬─ check, limit ──▶ findings
+            ├─ check, limit ──▶ (too long) ──▶ a finding that says so
+            └─ check, limit ──▶ (raises)   ──▶ a finding that says so
 
 A check is a function of the host that returns findings. It runs in a daemon thread, since a file system or a driver may
-hang; one that asks child processes is a coroutine.
+hang.
 """
 
 import asyncio
-import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from math import inf
 
-from harness.bits.errors import UsageError
+from harness.bits.errors import HarnessError, UsageError
 from harness.bits.findings import Severity
 from harness.doctor import distributed, environment, gpus, numerics, packages, resources
-from harness.doctor.children import Host, open_children, open_host
-from harness.machine.fan_out import fan_out
+from harness.doctor.host import Host, open_probes
 from harness.machine.findings import WARNING, MachineCode, MachineFinding
 from harness.machine.network.preflight import preflight
+from harness.process.children import Answer
 from harness.process.clock import SystemClock
 from harness.process.daemon_thread import in_daemon_thread
 from harness.process.invocation import Invocation
 from harness.process.scratch import require_proc
-from harness.process.supervisor_client import probe_backends
 
 
 class CheckCode(MachineCode):
@@ -45,27 +45,27 @@ class Check:
     """One thing to look at."""
 
     name: str
-    function: Callable[[Host], Iterable[MachineFinding] | Awaitable[Iterable[MachineFinding]]]
+    function: Callable[[Host], Iterable[MachineFinding]]
     limit_s: float
     is_timed: bool = False
     """Whether it measures durations, and so does not run beside checks that keep the processors busy."""
 
 
-async def check_network(host: Host) -> Sequence[MachineFinding]:
+def check_network(host: Host) -> Sequence[MachineFinding]:
     """The preflight of a run: whether NCCL, Gloo and Ray would hang on this host."""
-    return (await preflight(host.environ, SystemClock())).findings
+    return asyncio.run(preflight(host.environ, SystemClock())).findings
 
 
 CHECKS = (
-    Check("GPUs", gpus.check_gpus, gpus.READ_S + gpus.IMPORT_S + 5),
+    Check("GPUs", gpus.check_gpus, gpus.READ_S + gpus.IMPORT_S),
     Check("network", check_network, 10, is_timed=True),
-    Check("TMPDIR", resources.check_tmpdir, resources.TRIAL_S + 5, is_timed=True),
+    Check("TMPDIR", resources.check_tmpdir, 2 * resources.TRIAL_S + 5, is_timed=True),
     Check("/dev/shm", resources.check_shared_memory, 5),
     Check("ulimits", resources.check_ulimits, 5),
-    Check("containment", resources.check_containment, 5),
+    Check("containment", resources.check_containment, 35),
     Check("control group", resources.check_control_group, 5),
     Check("Ray", environment.check_ray, 10),
-    Check("ranks", environment.check_ranks, environment.NAME_S + 3),
+    Check("ranks", environment.check_ranks, 5),
     Check("bits", environment.check_bits, 5),
     Check("packages", packages.check_packages, 25),
 )
@@ -77,11 +77,8 @@ async def examine(host: Host, checks: Sequence[Check]) -> tuple[MachineFinding, 
     """Return the findings of all `checks`, the worst first, then in the order of the checks."""
 
     async def carry_out(check: Check) -> Sequence[MachineFinding]:
-        function = check.function
         try:
-            if inspect.iscoroutinefunction(function):
-                return tuple(await asyncio.wait_for(function(host), check.limit_s))
-            return await in_daemon_thread(lambda: tuple(function(host)), limit_s=check.limit_s)  # type: ignore[arg-type]
+            return await in_daemon_thread(lambda: tuple(check.function(host)), limit_s=check.limit_s)
         except TimeoutError:
             problem = f"no answer within {check.limit_s:g} s"
         except Exception as error:  # a machine that is out of order raises anything: the others continue
@@ -91,7 +88,7 @@ async def examine(host: Host, checks: Sequence[Check]) -> tuple[MachineFinding, 
     found: dict[Check, Sequence[MachineFinding]] = {}
     for is_timed in (True, False):
         some = [check for check in checks if check.is_timed is is_timed]
-        found |= zip(some, await fan_out(carry_out, some, limit=len(checks) or 1), strict=True)
+        found |= zip(some, await asyncio.gather(*map(carry_out, some)), strict=True)
     severities = list(Severity)
     return tuple(
         sorted((each for check in checks for each in found[check]), key=lambda each: severities.index(each.severity))
@@ -105,7 +102,7 @@ class DoctorOptions:
     numerics: bool = False
     """Whether torch's operations are probed too."""
     num_ranks: int | None = None
-    """Ranks of the bootstrap that is tried (--distributed); 0 for the launcher's, None for none."""
+    """Ranks of the bootstrap that is tried (--distributed); None for none."""
     backend: str | None = None
     """Backend of these ranks; None for gloo."""
 
@@ -121,13 +118,17 @@ class DoctorOptions:
 async def diagnose(options: DoctorOptions, invocation: Invocation) -> tuple[MachineFinding, ...]:
     """Return the findings of this host, or those of a bootstrap; HarnessError for what the user can change."""
     require_proc()
-    if options.num_ranks is None:
+    with ExitStack() as stack:
+        if options.num_ranks is not None:
+            probes = stack.enter_context(open_probes(invocation))
+            backend = options.backend or "gloo"
+            bootstrap = distributed.Bootstrap(options.num_ranks, backend, invocation.environ, probes, invocation.note)
+            return await in_daemon_thread(lambda: distributed.find_layer(bootstrap), limit_s=inf)
+        try:
+            ask = stack.enter_context(open_probes(invocation)).ask
+        except (HarnessError, OSError) as error:  # other findings say why
+            lost = Answer("lost", f"no child process could be started: {error}")
+            ask = lambda limit_s, *steps: [lost]  # noqa: E731
         if options.numerics:
             invocation.note("checking torch's operations, which takes some seconds")
-        with open_host(invocation) as host:
-            return await examine(host, (*CHECKS, NUMERICS) if options.numerics else CHECKS)
-    backend = options.backend or "gloo"
-    job = None if options.num_ranks else environment.find_job(invocation.environ)
-    with open_children(probe_backends(), invocation) as children:
-        bootstrap = distributed.Bootstrap(options.num_ranks, backend, invocation.environ, children, invocation.note)
-        return await (distributed.find_layer_of_job(bootstrap, job) if job else distributed.find_layer(bootstrap))
+        return await examine(Host(invocation.environ, ask), (*CHECKS, NUMERICS) if options.numerics else CHECKS)

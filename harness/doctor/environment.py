@@ -1,26 +1,17 @@
-"""Environment variables: Ray's addresses, each tried; the ranks of a launcher; and those that move bits.
+"""Environment variables: Ray's addresses, each tried; the ranks of a launcher; and those that move bits."""
 
-Variables and rules of ranks are those of torch.distributed's env:// (torch/distributed/rendezvous.py) and of torchrun,
-which read them with int(). The remedy for invalid values is to unset them: no other value is a better guess.
-"""
-
-import asyncio
 import os
-import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from harness.bits.errors import UsageError
 from harness.bits.files import open_regular
 from harness.bits.levels import MOVE_BITS
 from harness.bits.redaction import redact_fields, redact_text
-from harness.doctor.children import Host
+from harness.doctor.host import Host
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
-from harness.machine.network.interfaces import is_numeric, read_network
 
 CONNECT_S = 1.0
 RAY_PORTS = {"ray": 10001, "http": 80, "https": 443}
@@ -28,17 +19,7 @@ RAY_PORTS = {"ray": 10001, "http": 80, "https": 443}
 ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_REDIS_ADDRESS")
 CURRENT_CLUSTER = "ray/ray_current_cluster"
 """Below RAY_TMPDIR, TMPDIR or /tmp: where `ray start` notes the address that ray.init then joins."""
-NAME_S = 2.0
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR")
-LEAST = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": -1, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0}
-"""The smallest number that each may be; LOCAL_RANK=-1 is how some programs say that there are no ranks."""
-BELOW = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_RANK", "WORLD_SIZE"))
-"""Ranks are numbered from 0, so each is below the number of them."""
-MAX_PORT = 65535
-LAUNCHERS = (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
-"""Rank, number of ranks, and rank on its host, as torchrun and Ray's trainers set them, and as srun does."""
-DEFAULT_PORT = "29500"
-"""Port of torch's own launchers."""
 TUNED = "torch uses the kernel it measures as fastest: two runs may use different ones"
 LOWERED = {
     "NVIDIA_TF32_OVERRIDE": (
@@ -72,22 +53,10 @@ class EnvironmentCode(MachineCode):
         RAY_ADDRESS=auto, and no cluster is recorded in {path}
         breaks: ray.init finds no cluster to join, and fails"""
     RAY = "ray_variables", FINE, "Ray", "{variables}"
-    RANK_IMPOSSIBLE = "rank_impossible", BROKEN, "{name}", """
-        {problem}
-        breaks: init_process_group, which rejects it or waits forever
-        remedy: {fix}   # torchrun sets all of them, so that they fit"""
-    ADDRESS_UNKNOWN = "master_unknown", BROKEN, "MASTER_ADDR", """
-        MASTER_ADDR={name}, which has no address
-        breaks: init_process_group cannot find rank 0
-        remedy: getent hosts {name} asks again; export MASTER_ADDR=ADDRESS, one of rank 0's host"""
-    ADDRESS_UNANSWERED = "master_unanswered", WARNING, "MASTER_ADDR", """
-        MASTER_ADDR={name}: the resolver did not answer within {limit_s} s
-        breaks: init_process_group, which waits for it
-        remedy: getent hosts {name} asks again; export MASTER_ADDR=ADDRESS, one of rank 0's host"""
     RANK_INHERITED = "rank_inherited", WARNING, "ranks", """
         {variables}
         breaks: a test that calls init_process_group waits for all of these ranks
-        remedy: rlharness doctor --distributed, in each rank of the job, names those that do not come"""
+        remedy: {fix}"""
     NO_RANK = "no_rank", FINE, "ranks", "{variables}"
     MOVES_BITS = "moves_bits", WARNING, "{name}", """
         {name}={value}
@@ -152,89 +121,14 @@ def endpoint(address: str) -> tuple[str, int] | None:
 # ---------------------------------------------------------------------------------------------------------------- ranks
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Rank of this process in a job of a launcher."""
-
-    rank: int
-    num_ranks: int
-    gpu: int
-    """Number of its GPU on its host."""
-    address: str
-    """HOST:PORT of the store, on rank 0's host."""
-
-
-def find_job(environ: Mapping[str, str]) -> Job:
-    """Return the rank that a launcher has given this process; UsageError if none has, or if it cannot be."""
-    for finding in classify_numbers(environ):
-        raise UsageError(f"--distributed: {finding}", legal="what torchrun sets", remedy=finding.remedy)
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    # "gpu[03-07,9],cpu1" begins with gpu03, on which rank 0 is
-    first = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
-    host = environ.get("MASTER_ADDR") or ("".join(part or "" for part in first.groups()) if first else "")
-    for names in LAUNCHERS:
-        rank, num_ranks, gpu = (_int(environ.get(name, "")) for name in names)
-        if rank is not None and num_ranks is not None and host:
-            return Job(rank, num_ranks, max(0, gpu or 0), f"{host}:{environ.get('MASTER_PORT') or DEFAULT_PORT}")
-    raise UsageError(
-        "--distributed without a number, and no launcher has given this process a rank and an address of rank 0",
-        legal="--distributed N; or, in each rank of torchrun, srun or Ray, RANK, WORLD_SIZE and MASTER_ADDR or Slurm's",
-        remedy="torchrun --nproc-per-node 2 -m harness doctor --distributed",
-    )
-
-
 def check_ranks(host: Host) -> Iterator[MachineFinding]:
-    """Whether this process takes itself for one rank of many, and whether that could be."""
-    environ = host.environ
-    yield from classify_numbers(environ)
-    name = environ.get("MASTER_ADDR", "")
-    if name and not is_numeric(name):
-        resolved = asyncio.run(read_network((name,), limit_s=NAME_S)).resolved
-        if name not in resolved:
-            yield EnvironmentCode.ADDRESS_UNANSWERED(name=name, limit_s=f"{NAME_S:g}")
-        elif not resolved[name]:
-            yield EnvironmentCode.ADDRESS_UNKNOWN(name=name)
-    found = " ".join(f"{name}={environ[name]}" for name in RANKS if name in environ)
-    if "RANK" in environ and (_int(environ.get("WORLD_SIZE", "")) or 0) > 1:
-        yield EnvironmentCode.RANK_INHERITED(variables=found)
+    """Whether this process takes itself for one rank of many."""
+    names = tuple(name for name in RANKS if name in host.environ)
+    found = " ".join(f"{name}={host.environ[name]}" for name in names)
+    if "RANK" in names and host.environ.get("WORLD_SIZE", "1") != "1":
+        yield EnvironmentCode.RANK_INHERITED(variables=found, unsets=names)
     else:
         yield EnvironmentCode.NO_RANK(variables=f"set: {found}" if found else "no variable gives this process a rank")
-
-
-def classify_numbers(environ: Mapping[str, str]) -> Sequence[MachineFinding]:
-    """Ranks, their counts and a port that are no numbers, or do not fit each other; a finding a variable at most."""
-    broken: dict[str, MachineFinding] = {}
-    numbers: dict[str, int] = {}
-
-    def add(problem: str, name: str, *others: str) -> None:
-        broken.setdefault(name, EnvironmentCode.RANK_IMPOSSIBLE(name=name, problem=problem, unsets=(name, *others)))
-
-    for name in LEAST.keys() & environ.keys():
-        number = _int(environ[name])
-        if number is None or number < LEAST[name]:
-            shown = f"{name}={environ[name]}" if environ[name] else f"{name} is empty"
-            add(f"{shown}, which is not a number of at least {max(0, LEAST[name])}", name)
-        else:
-            numbers[name] = number
-    for name, size in BELOW:
-        if name in numbers and size in numbers and numbers[name] >= numbers[size]:
-            shown = f"{name}={numbers[name]} and {size}={numbers[size]}"
-            add(f"{shown}: the last rank is {numbers[size] - 1}", name, size)
-    local, world = numbers.get("LOCAL_WORLD_SIZE", 0), numbers.get("WORLD_SIZE", 0)
-    if 0 < world < local:
-        shown = f"LOCAL_WORLD_SIZE={local} and WORLD_SIZE={world}"
-        add(f"{shown}: more ranks on this host than on all", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
-    port = environ.get("MASTER_PORT", "")  # torch treats an empty value as not set
-    if port and not 0 < (_int(port) or 0) <= MAX_PORT:
-        add(f"MASTER_PORT={port}, which is not a port from 1 to {MAX_PORT}", "MASTER_PORT")
-    return [broken[name] for name in (*LEAST, "MASTER_PORT") if name in broken]
-
-
-def _int(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
 
 
 # ----------------------------------------------------------------------------------------------------------------- bits

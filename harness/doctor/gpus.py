@@ -4,15 +4,15 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from harness.doctor.children import Answer, Host, module_command
+from harness.doctor import probe
+from harness.doctor.host import Host
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
 from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHealth
 from harness.machine.gpus import read_machine
 from harness.machine.inventory import Inventory
-from harness.process.daemon_thread import in_daemon_thread
+from harness.process.children import Answer
 
 READ_S = 40.0
 """Eight GPUs without persistence mode take up to 30 s to wake."""
@@ -90,16 +90,13 @@ class GpuCode(MachineCode):
     # fmt: on
 
 
-async def check_gpus(host: Host) -> list[MachineFinding]:
+def check_gpus(host: Host) -> list[MachineFinding]:
     """The driver and the GPUs; torch is asked to use them where there are any."""
-    try:
-        health, inventory = await in_daemon_thread(lambda: read_machine(host.environ), limit_s=READ_S)
-    except TimeoutError:
-        return [GpuCode.DRIVER_HANGS(limit_s=f"{READ_S:g}")]
-    words = ("torch", "use") if inventory.gpus or inventory.left_out else ("torch",)
-    answer = await host.ask(module_command("harness.doctor.probe", *words), IMPORT_S)
+    health, inventory = read_machine(host.environ)
+    has_gpus = bool(inventory.gpus or inventory.left_out)
+    answers = host.ask(IMPORT_S, (probe.torch_build,), *([(probe.torch_gpus,)] if has_gpus else []))
     driver = classify_driver(health, has_device_file=os.path.exists(DEVICE_FILE))
-    torch = classify_torch(answer, health, len(inventory.gpus), host.environ.get(CAPABILITIES))
+    torch = classify_torch(answers, health, len(inventory.gpus), host.environ.get(CAPABILITIES))
     return [driver, *classify_gpus(health, inventory), *classify_links(health.gpus), torch]
 
 
@@ -160,39 +157,29 @@ def classify_links(gpus: Sequence[GpuHealth]) -> list[MachineFinding]:
     return [GpuCode.LINKS(links=f"{links} active" if links else "not in use: GPUs talk over PCIe")]
 
 
-TORCH_FACTS: Mapping[str, type] = {
-    **dict.fromkeys(("version", "cuda", "warning"), str),
-    "is_available": bool,
-    "archs": list,
-}
-"""Keys of the lines of the child that is asked of torch; other lines are those of libraries."""
-
-
 def classify_torch(
-    answer: Answer, health: MachineHealth, num_usable: int, capabilities: str | None = None
+    answers: Sequence[Answer], health: MachineHealth, num_usable: int, capabilities: str | None = None
 ) -> MachineFinding:
-    """Whether this environment's torch can use the GPUs; `capabilities` is NVIDIA_DRIVER_CAPABILITIES."""
-    said: dict[str, Any] = {"version": "", "cuda": "", "warning": "", "archs": [], "is_available": None}
-    for line in answer.objects():
-        said |= {name: value for name, value in line.items() if isinstance(value, TORCH_FACTS.get(name, ()))}
-    problem = answer.problem
-    if not problem and answer.exit_code != 0:
-        problem = " ".join(answer.output.split())[-300:] or f"it exited with {answer.exit_code}"
-    if problem:
-        known = f"torch {said['version']}: {problem}" if said["version"] else problem
-        return GpuCode.TORCH_FAILS(problem=known, python=os.path.basename(sys.executable))
-    if not said["version"]:
+    """Whether this environment's torch can use the GPUs; `capabilities` is NVIDIA_DRIVER_CAPABILITIES.
+
+    `answers` are those to the steps `torch_build` and, where there are GPUs, `torch_gpus`.
+    """
+    version, cuda = answers[0].value if answers[0].kind == "ok" else ("", "")
+    if answers[-1].kind != "ok":
+        problem = f"torch {version}: {answers[-1].value}" if version else answers[-1].value
+        return GpuCode.TORCH_FAILS(problem=problem, python=os.path.basename(sys.executable))
+    if not version:
         return GpuCode.TORCH(torch="not installed")
-    built = f"{said['version']}, built " + (f"for CUDA {said['cuda']}" if said["cuda"] else "without CUDA")
-    if not num_usable or said["is_available"] is None:
+    built = f"{version}, built " + (f"for CUDA {cuda}" if cuda else "without CUDA")
+    if not num_usable or len(answers) == 1:
         return GpuCode.TORCH(torch=built)
-    if not said["cuda"]:
+    if not cuda:
         return GpuCode.TORCH_WITHOUT_CUDA(torch=built, num_gpus=num_usable)
     driver = (
         f"the driver serves CUDA up to {_version(health.cuda)}" if health.cuda else "the driver reports no CUDA version"
     )
-    warning, archs = said["warning"], list(map(str, said["archs"]))
-    if not said["is_available"]:
+    is_available, warning, archs = answers[1].value
+    if not is_available:
         joined = next((gpu for gpu in health.gpus if gpu.fabric_problem), None)
         fabric = f"; GPU {joined.number} has not joined its NVSwitches: {joined.fabric_problem}" if joined else ""
         said_by_torch = f"; torch reports: {warning[:MAX_WARNING_CHARS]}" if warning else ""

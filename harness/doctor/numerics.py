@@ -1,17 +1,17 @@
 """Whether level invariant can be held here: what the engine's probe certifies on each device, asked of a child."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.doctor.children import Answer, Host, module_command
+from harness.doctor import probe
+from harness.doctor.host import Host
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
-from harness.process.program_output import as_float
 
 SURVEY = "rlcore.numerics.probe"
 SURVEY_S = 110.0
 """torch's import from a cold network file system, and a dearer strategy where the cheap one fails."""
-MISSING = re.compile(r"^ModuleNotFoundError: No module named '(torch|numpy)'", re.MULTILINE)
+MISSING = re.compile(r"^ModuleNotFoundError: No module named '(torch|numpy)'")
 NAMES = {"linear": "rows of products", "attention": "keys of attention", "rows": "rows of norms, SwiGLU and softmax"}
 
 
@@ -34,34 +34,26 @@ class NumericsCode(MachineCode):
     # fmt: on
 
 
-async def check_numerics(host: Host) -> list[MachineFinding]:
+def check_numerics(host: Host) -> Iterator[MachineFinding]:
     """A kernel strategy for each type, or why there is none."""
-    return [classify_numerics(await host.ask(module_command(SURVEY), SURVEY_S))]
+    (answer,) = host.ask(SURVEY_S, (probe.run_survey, SURVEY))
+    if answer.kind == "ok":
+        yield classify_numerics(answer.value)
+    elif missing := MISSING.match(answer.value):
+        yield NumericsCode.NOT_CHECKED(module=missing[1])
+    else:
+        yield NumericsCode.UNKNOWN(problem=answer.value)
 
 
-def classify_numerics(answer: Answer) -> MachineFinding:
-    """Return the finding for the output of the child: a JSON line for each type on each device."""
-    if missing := MISSING.search(answer.output):
-        return NumericsCode.NOT_CHECKED(module=missing[1])
-    surveys = [line for line in answer.objects("dtype", "device") if "problem" in line or "strategy" in line]
-    if answer.problem or answer.exit_code != 0 or not surveys:
-        said = " ".join(line.strip() for line in answer.output.splitlines() if not line.startswith("{"))[-300:]
-        failed = f"the probe failed: {said or f'it exited with {answer.exit_code}'}"
-        return NumericsCode.UNKNOWN(problem=answer.problem or failed)
+def classify_numerics(surveys: Sequence[Mapping[str, Any]]) -> MachineFinding:
+    """Return the finding for what the probe says of each type on each device."""
     if lacking := [f"{each['dtype']} on {each['device']}: {each['problem']}" for each in surveys if "problem" in each]:
         return NumericsCode.NOT_HELD(problems="; ".join(lacking))
-    took_s = sum(as_float(each.get("duration_s", 0.0)) for each in surveys)
+    took_s = sum(each["duration_s"] for each in surveys)
     return NumericsCode.HELD(strategies="; ".join(map(_strategy, surveys)), took_s=took_s)
 
 
 def _strategy(survey: Mapping[str, Any]) -> str:
     """The strategy, and by operation up to how many rows torch's own keeps a row's bits, and the strategy's."""
-    sizes = survey.get("sizes")
-    kept = [each for each in sizes if isinstance(each, dict)] if isinstance(sizes, list) else []
-    held = (
-        f"{NAMES.get(str(each.get('operation')), each.get('operation'))} {each.get('torch')} / {each.get('ours')}"
-        for each in kept
-    )
-    return f"{survey['dtype']} on {survey['device']}: {survey['strategy']} holds, rows keep their bits up to " + (
-        ", ".join(held)
-    )
+    held = ", ".join(f"{NAMES[each['operation']]} {each['torch']} / {each['ours']}" for each in survey["sizes"])
+    return f"{survey['dtype']} on {survey['device']}: {survey['strategy']} holds, rows keep their bits up to {held}"

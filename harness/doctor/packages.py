@@ -5,14 +5,13 @@ import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.doctor.children import Host
 from harness.doctor.gpus import DEVICE_FILE
+from harness.doctor.host import Host
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
 
 STACK = {
@@ -34,10 +33,6 @@ class PackageCode(MachineCode):
         {name} {version} requires {wanted}, and {installed} is installed
         breaks: {name} requires a different {other}: its import or its first call fails
         remedy: pip install '{wanted}', or another {name}"""
-    UNMET = "unmet", WARNING, "requirements", """
-        {complaints}
-        breaks: their imports may fail, and the next pip install may change other packages
-        remedy: pip check lists all of them; pip install {wanted}"""
     MIXED_BUILDS = "mixed_builds", BROKEN, "torch builds", """
         {builds}
         breaks: they load each other's compiled operations: 'operator torchvision::nms does not exist'
@@ -88,30 +83,19 @@ def read_installed() -> list[Installed]:
 
 
 def classify_versions(installed: Iterable[Installed]) -> Iterator[MachineFinding]:
-    """Misfits between packages of which one is in STACK, all other ones together, and builds of different kinds."""
+    """Misfits between packages of which one is in STACK, and builds of different kinds; pip check has the others."""
     by_name = {each.name: each for each in installed}
-    complaints: list[str] = []
-    wanted: list[str] = []
     is_fine = True
     for each, need in _requirements(by_name.values()):
         other = by_name.get(canonicalize_name(need.name))
-        text = f"{need.name}{need.specifier}"
-        if other is not None and need.specifier.contains(other.version, prereleases=True):
+        if other is None or need.specifier.contains(other.version, prereleases=True):
             continue
-        if other is not None and {each.name, other.name} & STACK:
-            severity = BROKEN if {each.name, other.name} <= STACK else WARNING
-            values: dict[str, Any] = {
-                "name": each.name,
-                "version": each.version,
-                "other": other.name,
-                "installed": other.version,
-            }
-            yield PackageCode.MISFIT(severity, wanted=f"{other.name}{need.specifier}", **values)
+        names = {each.name, other.name}
+        if names & STACK:
+            wanted, severity = f"{other.name}{need.specifier}", BROKEN if names <= STACK else WARNING
+            values = {"name": each.name, "version": each.version, "other": other.name, "installed": other.version}
+            yield PackageCode.MISFIT(severity, wanted=wanted, **values)
             is_fine = False
-            continue
-        found = f"{other.version} is installed" if other else "it is not installed"
-        complaints.append(f"{each.name} {each.version} requires {text}, and {found}")
-        wanted.append(f"'{text}'")
     labels = {name: _label(by_name[name].version) for name in BUILT_TOGETHER if name in by_name}
     kinds = {label for label in labels.values() if label}
     is_mixed = len(kinds) > 1 or ("cpu" in kinds and "" in labels.values() and platform.machine() == "x86_64")
@@ -122,8 +106,6 @@ def classify_versions(installed: Iterable[Installed]) -> Iterator[MachineFinding
     if is_fine and not is_mixed:
         none = "neither torch nor a package built on it is installed"
         yield PackageCode.VERSIONS(versions=f"{present} fit each other" if present else none)
-    if complaints:
-        yield PackageCode.UNMET(complaints=tuple(complaints), wanted=" ".join(dict.fromkeys(wanted[:5])))
 
 
 def _requirements(installed: Iterable[Installed]) -> Iterator[tuple[Installed, Requirement]]:

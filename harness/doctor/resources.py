@@ -3,22 +3,24 @@
 import math
 import os
 import resource
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.doctor.children import Answer, Host, module_command
+from harness.bits.errors import HarnessError
+from harness.doctor import probe
+from harness.doctor.host import Host
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
-from harness.process.program_output import as_float
+from harness.process.children import Answer
 from harness.process.scratch import is_network
+from harness.process.supervisor_client import probe_backends
 
 SHM = "/dev/shm"
 TRIAL_S = 5.0
 SLOW_S = 0.1
 """A lock or a map that takes this long: a local file system needs well under a millisecond."""
-STEPS = ("survey", "create", "lock")
+STEPS = ("trial", "survey", "create", "lock")
 LOW_SPACE_BYTES = 1_000_000_000
 TINY_SHM_BYTES = 128_000_000
 """Docker's default is 64 MB: two ranks of NCCL, or a few batches of a data loader, need more."""
@@ -31,8 +33,6 @@ SMALL_FILE_BYTES = 10_000_000_000
 """A smaller limit than this on files is one that the checkpoint of a small model meets."""
 FULL = 0.95
 """Part of a limit in use from which on it is as good as reached."""
-UNLIMITED_BYTES = 1 << 62
-"""Version 1 of control groups writes the largest multiple of a page below 2^63 for none."""
 HOLDS = {
     "cgroup": "control groups: no process can escape a test file's process tree",
     "pidns": "PID namespaces: no process can escape a test file's process tree",
@@ -108,56 +108,36 @@ class ResourceCode(MachineCode):
 # ---------------------------------------------------------------------------------------------------------- directories
 
 
-async def check_tmpdir(host: Host) -> list[MachineFinding]:
+def check_tmpdir(host: Host) -> list[MachineFinding]:
     """The directory that Python, Ray and torch take for their temporary files: a child tries it."""
     path = host.environ.get("TMPDIR", "")
-    answer = await host.ask(module_command("harness.doctor.probe", "trial", path or "/tmp"), TRIAL_S)
-    return [classify_tmpdir(path, answer)]
+    steps = (probe.better_directory, probe.survey, probe.create, probe.lock)
+    return [classify_tmpdir(path, host.ask(TRIAL_S, *((step, path or "/tmp") for step in steps)))]
 
 
-def classify_tmpdir(path: str, answer: Answer) -> MachineFinding:
-    """Check TMPDIR by the answer of `probe.trial`; `path` is empty where it is not set."""
-    facts: dict[str, object] = {}
-    took_s: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    for line in answer.objects():
-        step = line.get("step")
-        if step not in STEPS:
-            facts |= line
-        elif line.get("error"):
-            failed[step] = str(line["error"])
-        else:
-            took_s[step] = as_float(line.get("took_s"))
-    problem = answer.problem
-    if not problem and answer.exit_code != 0:
-        problem = f"the trial ended with {answer.exit_code}: {answer.output.strip()[-200:]}"
-    if not problem and "lock" not in took_s and not failed:
-        problem = "the trial has no end"
-    if problem:
-        failed = {next((step for step in STEPS if step not in took_s), "the trial"): problem}
+def classify_tmpdir(path: str, answers: Sequence[Answer]) -> MachineFinding:
+    """Check TMPDIR by the answers to the steps of its trial; `path` is empty where it is not set."""
+    said = {step: each.value for step, each in zip(STEPS, answers, strict=False) if each.kind == "ok"}
+    better, lock_s = said.get("trial", ""), said.get("lock", 0.0)
+    fs_type, free_bytes = said.get("survey", ("", 0))
     where = path or "/tmp (TMPDIR is not set)"
-    fs_type, free_bytes = str(facts.get("fs_type") or "unknown file system"), as_float(facts.get("free_bytes"))
-    kind = f"{where} ({fs_type}, {_gb(free_bytes)} free)" if "fs_type" in facts else where
-    better = str(facts.get("better") or "")
-    lock_s = took_s.get("lock", 0.0)
-    values: dict[str, Any] = {
-        "where": kind,
-        "lock": f"{lock_s * 1000:.1f} ms" if lock_s >= 0.0001 else "less than 0.1 ms",
-    }
+    kind = f"{where} ({fs_type or 'unknown file system'}, {_gb(free_bytes)} free)" if "survey" in said else where
     fix: dict[str, Any] = (
         {"exports": {"TMPDIR": better}} if better else {"remedy": "export TMPDIR=DIR, a directory on a local disk"}
     )
-    if failed.keys() & {"survey", "create"} and not problem:
+    step, last = STEPS[len(answers) - 1], answers[-1]
+    if last.kind == "failed" and step in ("survey", "create"):
         return ResourceCode.TMPDIR_UNWRITABLE(where=where, **fix)
-    for step, error in failed.items():
-        return ResourceCode.TMPDIR_FAILS(where=kind, step=step, problem=error, **fix)
+    if last.kind != "ok":
+        return ResourceCode.TMPDIR_FAILS(where=kind, step=step, problem=last.value, **fix)
+    lock = f"{lock_s * 1000:.1f} ms" if lock_s >= 0.0001 else "less than 0.1 ms"
     if is_network(fs_type):
-        return ResourceCode.TMPDIR_REMOTE(**values, **fix)
+        return ResourceCode.TMPDIR_REMOTE(where=kind, lock=lock, **fix)
     if lock_s >= SLOW_S:
         return ResourceCode.TMPDIR_SLOW(where=kind, took_s=lock_s, **fix)
     if free_bytes < LOW_SPACE_BYTES:
-        return ResourceCode.TMPDIR_FULL(**values, path=path or "/tmp")
-    return ResourceCode.TMPDIR(**values)
+        return ResourceCode.TMPDIR_FULL(where=kind, lock=lock, path=path or "/tmp")
+    return ResourceCode.TMPDIR(where=kind, lock=lock)
 
 
 def check_shared_memory(host: Host) -> Iterator[MachineFinding]:
@@ -230,16 +210,25 @@ def classify_ulimits(
 
 def check_containment(host: Host) -> list[MachineFinding]:
     """The strongest means of ending a process tree, and why each stronger one does not work."""
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in host.refused.items())
+    try:
+        backends = probe_backends()
+    except HarnessError as error:
+        return [classify_containment("", {"tried": error.what})]
+    return [classify_containment(backends.chosen, backends.refused)]
+
+
+def classify_containment(backend: str, refused: Mapping[str, str]) -> MachineFinding:
+    """Check the strongest `backend` that works, empty for none; `refused` says why stronger ones do not."""
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     remedy = "systemd-run --user --scope --property=Delegate=yes rlharness run"
     if os.path.exists("/.dockerenv"):
         remedy = "docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined, which allows PID namespaces"
-    if not host.backend:
-        return [ResourceCode.UNCONTAINED(reasons=reasons, remedy=remedy)]
-    holds = f"{HOLDS[host.backend]} ({reasons})" if reasons else HOLDS[host.backend]
-    if host.backend == "subreaper":
-        return [ResourceCode.CONTAINED_WEAKLY(holds=holds, remedy=remedy)]
-    return [ResourceCode.CONTAINED(holds=holds)]
+    if not backend:
+        return ResourceCode.UNCONTAINED(reasons=reasons, remedy=remedy)
+    holds = f"{HOLDS[backend]} ({reasons})" if reasons else HOLDS[backend]
+    if backend == "subreaper":
+        return ResourceCode.CONTAINED_WEAKLY(holds=holds, remedy=remedy)
+    return ResourceCode.CONTAINED(holds=holds)
 
 
 # ------------------------------------------------------------------------------------------------------- control groups
@@ -289,50 +278,24 @@ def classify_group_limits(
 
 
 def read_group_limits(root: Path = Path("/")) -> GroupLimits:
-    """Read the limits of this process's groups, versions 1 and 2; `root` is where proc and sys are found."""
-    groups = _groups(root)
-
-    names = ("memory.max", "memory.limit_in_bytes")
-    files = [directory / name for directory in groups[""] + groups["memory"] for name in names]
-    numbers = [(number, file.parent) for file in files if (number := _number(_text(file))) is not None]
-    memory = min(numbers, key=lambda pair: pair[0], default=None)
+    """Read the limits of this process's control groups, of version 2; `root` is where proc and sys are found."""
+    top = root / "sys/fs/cgroup"
+    own = next((line[3:] for line in _text(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), "/")
+    group = top / own.strip("/")
+    groups = [each for each in (group, *group.parents) if each.is_relative_to(top)]
+    limits = [(limit, each) for each in groups if (limit := _number(_text(each / "memory.max"))) is not None]
+    limit, tightest = min(limits, default=(None, top))
     used = None
-    if memory is not None and memory[0] >= UNLIMITED_BYTES:
-        memory = None
-    if memory is not None:
-        used = _number(_text(memory[1] / "memory.current") or _text(memory[1] / "memory.usage_in_bytes"))
-        stat = _text(memory[1] / "memory.stat").splitlines()
-        facts = dict(line.split(" ", 1) for line in stat if " " in line)
-        cached = _number(facts.get("total_inactive_file", facts.get("inactive_file", "")))  # version 1 says both
-        used = None if used is None else max(0, used - (cached or 0))
+    if limit is not None:
+        facts = dict(line.split(" ", 1) for line in _text(tightest / "memory.stat").splitlines())
+        cached = _number(facts.get("inactive_file", "")) or 0
+        used = max(0, (_number(_text(tightest / "memory.current")) or 0) - cached)
     cpus = []
-    for directory in groups[""] + groups["cpu"]:
-        quota, _, period = _text(directory / "cpu.max").strip().partition(" ")
-        quota = quota or _text(directory / "cpu.cfs_quota_us")
-        period = period or _text(directory / "cpu.cfs_period_us")
+    for each in groups:
+        quota, _, period = _text(each / "cpu.max").partition(" ")
         if (number := _number(quota)) is not None and (whole := _number(period)):
             cpus.append(number / whole)
-    return GroupLimits(memory and memory[0], used, min(cpus, default=None))
-
-
-def _groups(root: Path) -> Mapping[str, list[Path]]:
-    """By controller, "" for version 2: the directories of this process's group, from its own up to the mount's root."""
-    own: dict[str, str] = {}
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, names, path = line.split(":", 2)
-        own |= dict.fromkeys(names.split(","), path)
-    found: dict[str, list[Path]] = defaultdict(list)
-    for line in _text(root / "proc/self/mountinfo").splitlines():
-        mount, _, filesystem = line.partition(" - ")
-        fs_type, _, options = filesystem.split(" ", 2)
-        mount_root, mountpoint = mount.split()[3:5]
-        controllers = {"cgroup": options.split(","), "cgroup2": [""]}.get(fs_type, [])
-        for controller in own.keys() & set(controllers):
-            inside = own[controller].removeprefix(mount_root) if mount_root != "/" else own[controller]
-            top = root / mountpoint.lstrip("/")
-            directory = top / inside.strip("/")
-            found[controller] += [each for each in (directory, *directory.parents) if each.is_relative_to(top)]
-    return found
+    return GroupLimits(limit, used, min(cpus, default=None))
 
 
 def _text(path: Path) -> str:

@@ -136,9 +136,3 @@ def _inductor_cache(parent: Mapping[str, str]) -> str:
 def xdist_variables(number: int, count: int, run_id: str) -> dict[str, str]:
     """Return the variables of worker `number` of `count`, as pytest-xdist sets them."""
     return dict(zip(XDIST, (f"gw{number}", str(count), run_id), strict=True))
-
-
-def probe_env(parent: Mapping[str, str], *, tmpdir: str, marker: str) -> dict[str, str]:
-    """Return `parent` with more verbose logs, for a process that tries what it would do to a training."""
-    logs = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,NET,ENV", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-    return {**parent, **logs, "TMPDIR": tmpdir, ATTEMPT_MARKER: marker}

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from harness.bits.findings import Severity
 from harness.doctor import gpus, packages, resources
 from harness.doctor.checks import Check, examine
-from harness.doctor.children import Answer, Host
 from harness.doctor.environment import check_bits, check_ranks, check_ray
+from harness.doctor.host import Host
 from harness.doctor.packages import Installed
 from harness.doctor.resources import GroupLimits
 from harness.machine.findings import MachineFinding
 from harness.machine.gpu_health import GpuHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory
 from harness.machine.network.preflight import NetworkCode
+from harness.process.children import Answer
 from harness.render.findings import findings_json, findings_text, fix_lines
 from tests.support.finding_checks import as_findings, ask_none, sound
 from tests.support.manual import goldens
@@ -34,10 +35,9 @@ INF = float("inf")
 H200 = "NVIDIA H200"
 
 
-def trial(fs_type: str) -> Answer:
+def trial(fs_type: str) -> list[Answer]:
     """A quick directory of 81 GB."""
-    survey = {"fs_type": fs_type, "free_bytes": 81 * GB, "better": "/var/tmp"}
-    return Answer("\n".join(map(json.dumps, (survey, {"step": "lock", "took_s": 0.0003}))))
+    return [Answer("ok", value) for value in ("/var/tmp", (fs_type, 81 * GB), None, 0.0003)]
 
 
 def of_environment(**environ: str) -> list[MachineFinding]:
@@ -50,9 +50,8 @@ def healthy() -> list[MachineFinding]:
     both = [GpuHealth(n, f"GPU-{n}", H200, (9, 0), num_links=18, num_active_links=18) for n in range(2)]
     health = MachineHealth("570.86.15", (12, 8), tuple(both))
     inventory = Inventory(tuple(Gpu(f"GPU-{n}", n, H200, 141.0, (9, 0)) for n in range(2)))
-    torch = Answer(json.dumps({"version": "2.11.0+cu128", "cuda": "12.8", "is_available": True, "archs": ["sm_90"]}))
+    torch = [Answer("ok", ("2.11.0+cu128", "12.8")), Answer("ok", (True, "", ["sm_90"]))]
     limits = {"nofile": (1024, 1_048_576), "nproc": (515_000, 515_000), **dict.fromkeys(("memlock", "as"), (INF, INF))}
-    contained = Host({}, ask_none, "pidns", {"cgroup": "no cgroup v2 hierarchy is mounted"})
     return [
         gpus.classify_driver(health, has_device_file=True),
         *gpus.classify_gpus(health, inventory),
@@ -62,7 +61,7 @@ def healthy() -> list[MachineFinding]:
         resources.classify_tmpdir("", trial("ext4")),
         resources.classify_shared_memory(64 * GB, 63 * GB),
         *resources.classify_ulimits(limits | {"fsize": (INF, INF)}, has_rdma=True, is_root=False),
-        *resources.check_containment(contained),
+        resources.classify_containment("pidns", {"cgroup": "no cgroup v2 hierarchy is mounted"}),
         *resources.classify_group_limits(GroupLimits(), 128 * GB, 16, {}),
         *of_environment(OMP_NUM_THREADS="8", PYTHONHASHSEED="0"),
         *packages.classify_versions([Installed("torch", "2.11.0+cu128"), Installed("transformers", "5.17.0")]),
@@ -77,12 +76,12 @@ def container(monkeypatch: pytest.MonkeyPatch) -> list[MachineFinding]:
     health = MachineHealth(problem="no NVIDIA driver here", has_driver=False)
     return [
         gpus.classify_driver(health, has_device_file=False),
-        gpus.classify_torch(Answer('{"version": "2.13.0+cpu", "cuda": null}'), health, 0),
+        gpus.classify_torch([Answer("ok", ("2.13.0+cpu", ""))], health, 0),
         NetworkCode.REACHED(answering="lo", chosen="NCCL lo, Gloo lo, Ray lo"),
         resources.classify_tmpdir("", trial("overlay")),
         resources.classify_shared_memory(64 << 20, 64 << 20),
         *resources.classify_ulimits(limits, has_rdma=False, is_root=True),
-        *resources.check_containment(Host({}, ask_none, "subreaper", refused)),
+        resources.classify_containment("subreaper", refused),
         *resources.classify_group_limits(GroupLimits(8 * GB, GB, 2.0), 128 * GB, 16, {}),
         *of_environment(),
         *packages.classify_versions([Installed("torch", "2.13.0+cpu"), Installed("ray", "2.60.0")]),

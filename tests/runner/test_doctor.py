@@ -1,24 +1,28 @@
 """The whole of `rlharness doctor`: on this machine, on one made sick, with children that hang, fail or cannot start."""
 
-import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from harness.bits.exit_codes import ExitCode
 from harness.cli.doctor import fix_command
 from harness.cli.main import main
-from harness.doctor.children import open_host
+from harness.doctor import probe
+from harness.doctor.host import open_probes
+from harness.process.children import Answer
 from harness.process.invocation import Invocation
+from harness.process.supervisor import process_tree
 from tests.support.suite_runs import HARNESS, environment
 
 
@@ -151,7 +155,6 @@ def test_without_proc_a_command_says_so_in_a_sentence(command: list[str], tmp_pa
     ("given", "command"),
     [
         ((None, None), "rlharness doctor --fix"),
-        ((0, None), ""),
         ((2, None), "rlharness doctor --distributed 2 --fix"),
         ((4, "nccl"), "rlharness doctor --distributed 4 --backend nccl --fix"),
     ],
@@ -177,47 +180,49 @@ def test_a_host_without_loopback(plain_environment: Path) -> None:
 # ---- children ----
 
 
-def ask(code: str, limit_s: float, cwd: Path) -> Any:
-    """What a child says that runs `code`, asked as a check asks."""
+def starts_a_child_and_hangs(path: str) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    Path(path).write_text(f"{os.getpid()} {child.pid}")
+    threading.Event().wait()
 
-    async def asking() -> Any:
-        with open_host(Invocation(cwd, dict(os.environ))) as host:
-            return await host.ask((sys.executable, "-c", code), limit_s)
 
-    return asyncio.run(asking())
+def ask(cwd: Path, *step: Any) -> Answer:
+    with open_probes(Invocation(cwd, dict(os.environ))) as probes:
+        (answer,) = probes.ask(2.0, step)
+        return answer
 
 
 @pytest.mark.full
 def test_a_child_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
     marker = tmp_path / "pids"
-    code = (
-        "import os, signal, subprocess, sys, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-        f"open({str(marker)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
-        "print('so far', flush=True)\n"
-        "while True: time.sleep(600)\n"
-    )
-    answer = ask(code, 1.0, tmp_path)
-    assert (answer.output, answer.exit_code, answer.problem) == ("so far\n", None, "no answer within 1 s")
-    assert not any(psutil.pid_exists(int(pid)) for pid in marker.read_text().split())
+    assert ask(tmp_path, starts_a_child_and_hangs, str(marker)) == Answer("late", "no answer within 2 s")
+    left = [process for pid in marker.read_text().split() if (process := process_tree.read_process(int(pid)))]
+    assert all(process.is_zombie for process in left), "an orphan may wait for whoever has adopted it"
 
 
-def test_a_child_has_a_tmpdir_for_its_life(tmp_path: Path) -> None:
-    code = "import os; d = os.environ['TMPDIR']; print(os.path.isdir(d), d)"
-    is_directory, directory = ask(code, 20, tmp_path).output.split()
-    assert is_directory == "True"
-    assert not Path(directory).parent.exists(), "the scratch root is gone"
+def test_a_child_has_a_tmpdir_for_its_life_and_imports_nothing_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("argparse", "contextlib", "torch", "ray", "pydantic"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the checkout')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    directory = ask(tmp_path, tempfile.gettempdir).value
+    assert not Path(directory).exists(), "the scratch root is gone"
+    assert ask(tmp_path, probe.torch_build).kind == "ok"
+    assert not Path(ask(tmp_path, os.getcwd).value).is_relative_to(tmp_path)
 
 
 @pytest.mark.full
 def test_an_interrupted_examination_ends_its_children(plain_environment: Path) -> None:
     code = (
-        "import asyncio, os, signal, sys, threading\nfrom pathlib import Path\n"
+        "import os, signal, sys, threading, time\nfrom pathlib import Path\n"
         "from harness.doctor import checks\n"
-        "async def look(host):\n"
+        "def look(host):\n"
         "    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
-        "    await host.ask((sys.executable, '-c', 'import time; time.sleep(600)'), 600)\n"
+        "    host.ask(600, (time.sleep, 600))\n"
         "checks.CHECKS = (checks.Check('slow', look, 600),)\n"
         "from harness.cli.main import main\nsys.exit(main(['doctor']))\n"
     )

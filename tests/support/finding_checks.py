@@ -1,14 +1,15 @@
 """What holds for every finding of a machine, and how a check is called."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from harness.bits.findings import Severity
-from harness.doctor.children import Answer, Host
+from harness.doctor.host import Host
 from harness.machine.findings import MachineCode, MachineFinding
+from harness.process.children import Answer
 
 
-async def ask_none(argv: Sequence[str], limit_s: float) -> Answer:
+def ask_none(limit_s: float, *steps: tuple[Any, ...]) -> list[Answer]:
     """Fail: no child is asked here."""
     raise AssertionError("no child is asked here")
 

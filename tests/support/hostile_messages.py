@@ -3,16 +3,10 @@
 import json
 import struct
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from harness.bits.errors import TraceError, UsageError
-from harness.doctor.children import Answer
-from harness.doctor.gpus import classify_torch
-from harness.doctor.numerics import classify_numerics
-from harness.doctor.resources import classify_tmpdir
 from harness.lab.experiment.recording_result import read_reports
-from harness.machine.gpu_health import MachineHealth
 from harness.machine.network.interfaces import read_nccl_settings
 from harness.process.program_output import output_tail
 from harness.recording.metrics import Stop, read_stop
@@ -28,44 +22,12 @@ from harness.recording.sentinel_report import (
 )
 from harness.runner.config import load_config
 from harness.trace.fingerprint import identify
-from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
+from tests.support.hostile_readers import Reader, json_lines, of_file
 
 
 def readers_of_messages() -> list[Reader]:
     """All of them."""
-    return [*_readers_of_children(), *_readers_of_hosts(), *_readers_of_programs(), *_readers_of_projects()]
-
-
-def _readers_of_children() -> list[Reader]:
-    torch = (
-        {"version": "2.13.0", "cuda": "13.0"},
-        {"is_available": False, "warning": "", "archs": ["sm_90"]},
-    )
-    size = {"operation": "linear", "torch": 0, "ours": 256}
-    survey = {
-        "dtype": "float32",
-        "device": "cpu",
-        "strategy": "padded",
-        "duration_s": 0.5,
-        "sizes": [size],
-    }
-
-    def of(read: Callable[[Answer], object]) -> Callable[[str], object]:
-        return lambda text: read(Answer(text))
-
-    return [
-        Reader(
-            "locks",
-            (json_lines({"step": "create", "took_s": 0.1, "error": "x"}),),
-            of_text(of(lambda answer: classify_tmpdir("/tmp", answer))),
-        ),
-        Reader(
-            "facts of torch",
-            (json_lines(*torch),),
-            of_text(of(lambda answer: classify_torch(answer, MachineHealth(), 1))),
-        ),
-        Reader("numerics", (json_lines(survey),), of_text(of(classify_numerics))),
-    ]
+    return [*_readers_of_hosts(), *_readers_of_programs(), *_readers_of_projects()]
 
 
 def _readers_of_hosts() -> list[Reader]:

@@ -8,8 +8,8 @@ Interfaces that NCCL, Gloo and Ray would choose by their own rules, and the reas
 The rules, as read in the libraries' sources (2026-11):
 
 - NCCL (src/misc/socket.cc, src/os/linux.cc): the first running interface that NCCL_SOCKET_IFNAME admits; without it, of
-  those named ib*, else the one in the network of NCCL_COMM_ID, else of those named neither docker*, lo* nor virbr*,
-  else docker*, lo*, virbr*. NCCL_SOCKET_FAMILY restricts the addresses. It never asks MASTER_ADDR.
+  those named ib*, else of those named neither docker*, lo* nor virbr*, else docker*, lo*, virbr*. NCCL_SOCKET_FAMILY
+  restricts the addresses. It never asks MASTER_ADDR; NCCL_COMM_ID, which torch never needs, is not followed here.
 - Gloo in torch (ProcessGroupGloo.cpp; gloo: transport/tcp/device.cc): the first address of each interface that
   GLOO_SOCKET_IFNAME names; without it, the first address that the host's name resolves to and that is the host's own,
   else 127.0.0.1.
@@ -31,7 +31,6 @@ from functools import partial
 import psutil
 
 from harness.bits.files import read_text
-from harness.machine.fan_out import fan_out
 from harness.process.daemon_thread import in_daemon_thread
 
 OUTSIDE = ((socket.AF_INET, "8.8.8.8"), (socket.AF_INET6, "2001:4860:4860::8888"))
@@ -49,8 +48,6 @@ class Address:
     text: str
     """Text of the address, with its scope if it is link-local: "192.0.2.2", "fe80::1%eth0"."""
     family: socket.AddressFamily
-    prefix: int = 0
-    """Leading bits that all addresses of its network share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +115,10 @@ def read_interfaces() -> tuple[Interface, ...]:
     found = []
     for name, entries in psutil.net_if_addrs().items():
         ip = [entry for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
-        addresses = tuple(_address(entry.address, entry.netmask, entry.family) for entry in ip)
+        addresses = tuple(Address(entry.address, socket.AddressFamily(entry.family)) for entry in ip)
         flags = stats[name].flags.split(",") if name in stats else []
         found.append(Interface(name, addresses, name in stats and stats[name].isup, "loopback" in flags))
     return tuple(found)
-
-
-def _address(text: str, netmask: str | None, family: int) -> Address:
-    prefix = int(_parsed(netmask)).bit_count() if netmask else 0
-    return Address(text, socket.AddressFamily(family), prefix)
 
 
 async def read_network(names: Iterable[str] = (), *, limit_s: float) -> HostNetwork:
@@ -141,8 +133,7 @@ async def read_network(names: Iterable[str] = (), *, limit_s: float) -> HostNetw
         with suppress(TimeoutError):
             resolved[name] = await in_daemon_thread(partial(_resolve, name), limit_s=limit_s)
 
-    wanted = list(dict.fromkeys((host_name, *names)))
-    await fan_out(resolve, wanted, limit=len(wanted))
+    await asyncio.gather(*map(resolve, {host_name, *names}))
     outgoing = tuple(address for family, outside in OUTSIDE if (address := _source_address(family, outside)))
     return HostNetwork(read_interfaces(), host_name, resolved, outgoing)
 
@@ -197,41 +188,30 @@ def _users_nccl_conf() -> str:
 # ----------------------------------------------------------------------------------------------------------- reach
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Result of one connection to an own address."""
+async def reach_own(addresses: Sequence[Address], *, limit_s: float) -> dict[str, str]:
+    """Return why this host does not reach each of its `addresses` within `limit_s` seconds; empty where it does."""
+    at_once = asyncio.Semaphore(AT_ONCE)
 
-    problem: str = ""
-    """Why there was none; empty where there was one."""
+    async def probe(address: Address) -> str:
+        async with at_once:
+            with socket.socket(address.family) as listener, socket.socket(address.family) as caller:
+                try:
+                    listener.bind(_numeric(address, 0))
+                    listener.listen(1)
+                except OSError as error:
+                    return f"it cannot be bound ({reason(error)})"
+                caller.setblocking(False)
+                target = _numeric(address, listener.getsockname()[1])
+                try:
+                    await asyncio.wait_for(asyncio.get_running_loop().sock_connect(caller, target), limit_s)
+                except TimeoutError:
+                    return f"no answer within {limit_s:g} s"
+                except OSError as error:
+                    return reason(error)
+        return ""
 
-    @property
-    def is_reached(self) -> bool:
-        """Whether there was a connection."""
-        return not self.problem
-
-
-async def reach_own(addresses: Sequence[Address], *, limit_s: float) -> dict[str, Reach]:
-    """Whether each of this host's `addresses` answers to the host itself within `limit_s` seconds, by address."""
-
-    async def probe(address: Address) -> Reach:
-        with socket.socket(address.family) as listener, socket.socket(address.family) as caller:
-            try:
-                listener.bind(_numeric(address, 0))
-                listener.listen(1)
-            except OSError as error:
-                return Reach(f"it cannot be bound ({reason(error)})")
-            caller.setblocking(False)
-            target = _numeric(address, listener.getsockname()[1])
-            try:
-                await asyncio.wait_for(asyncio.get_running_loop().sock_connect(caller, target), limit_s)
-            except TimeoutError:
-                return Reach(f"no answer within {limit_s:g} s")
-            except OSError as error:
-                return Reach(reason(error))
-        return Reach()
-
-    found = await fan_out(probe, addresses, limit=AT_ONCE)
-    return {address.text: reach for address, reach in zip(addresses, found, strict=True)}
+    found = await asyncio.gather(*map(probe, addresses))
+    return {address.text: problem for address, problem in zip(addresses, found, strict=True)}
 
 
 def _numeric(address: Address, port: int) -> tuple[object, ...]:
@@ -252,6 +232,12 @@ GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 RAY_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 LOCALHOST = "127.0.0.1"
 _NCCL_MOST_NAMES = 16
+_NCCL_RULES = {
+    "the first interface named ib*": "ib",
+    "the first interface not named docker*, lo* or virbr*": "^docker,lo,virbr",
+    **{f"there is nothing but {name}*": name for name in ("docker", "lo", "virbr")},
+}
+"""NCCL's own rules in their order: the reason, and the interfaces that the rule admits."""
 _FAMILIES = {"AF_INET": socket.AF_INET, "AF_INET6": socket.AF_INET6}
 
 
@@ -300,8 +286,8 @@ def nccl_pick(network: HostNetwork, settings: Mapping[str, str]) -> Pick:
         if chosen is None:
             return Pick("NCCL", NCCL_VARIABLE, "", "", why, setting, f"no running interface matches {setting!r}")
         return Pick("NCCL", NCCL_VARIABLE, chosen[0], chosen[1], why, setting)
-    for why, found in _nccl_rules(network, candidates, settings.get("NCCL_COMM_ID", "")):
-        if chosen := next(found, None):
+    for why, names in _NCCL_RULES.items():
+        if chosen := next(_admitted(candidates, names), None):
             return Pick("NCCL", NCCL_VARIABLE, *chosen, why)
     return Pick("NCCL", NCCL_VARIABLE, "", "", "no interface is running", problem="no interface is running")
 
@@ -318,18 +304,6 @@ def _nccl_candidates(interfaces: Iterable[Interface], family: str) -> Iterator[t
                     yield interface.name, address.text
 
 
-def _nccl_rules(
-    network: HostNetwork, candidates: list[tuple[str, str]], comm_id: str
-) -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
-    """NCCL's own rules in their order: the reason, and what the rule admits."""
-    yield "the first interface named ib*", _admitted(candidates, "ib")
-    if len(comm_id) > 1:
-        yield f"in the network of NCCL_COMM_ID={comm_id}", _in_network_of(network, comm_id)
-    yield "the first interface not named docker*, lo* or virbr*", _admitted(candidates, "^docker,lo,virbr")
-    for name in ("docker", "lo", "virbr"):
-        yield f"there is nothing but {name}*", _admitted(candidates, name)
-
-
 def _admitted(candidates: Iterable[tuple[str, str]], setting: str) -> Iterator[tuple[str, str]]:
     """Those of `candidates` that a list of names admits: beginnings of names, ^ for all others, = for whole names."""
     is_not = setting.startswith("^")
@@ -342,20 +316,6 @@ def _admitted(candidates: Iterable[tuple[str, str]], setting: str) -> Iterator[t
         is_named = not names or any(name == ref if is_exact else name.startswith(ref) for ref in names)
         if is_named != is_not:
             yield candidate
-
-
-def _in_network_of(network: HostNetwork, comm_id: str) -> Iterator[tuple[str, str]]:
-    host = comm_id[1:].partition("]")[0] if comm_id.startswith("[") else comm_id.partition(":")[0]
-    remote = host if is_numeric(host) else next(iter(network.resolved.get(host, ())), "")
-    for interface in network.interfaces:
-        for address in interface.addresses:
-            if remote and _is_in_network(remote, address):
-                yield interface.name, address.text
-
-
-def _is_in_network(remote: str, address: Address) -> bool:
-    own = ipaddress.ip_network(f"{address.text.partition('%')[0]}/{address.prefix}", strict=False)
-    return ipaddress.ip_address(remote.partition("%")[0]) in own
 
 
 # ----------------------------------------------------------------------------------------------------------------- Gloo

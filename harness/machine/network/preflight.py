@@ -20,7 +20,6 @@ from harness.machine.network.interfaces import (
     RAY_VARIABLE,
     HostNetwork,
     Pick,
-    Reach,
     is_loopback,
     is_numeric,
     make_rules,
@@ -39,7 +38,7 @@ NODE_COUNTS = ("NNODES", "PET_NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "S
 """Variables in which torchrun and Slurm give the number of nodes; torchrun's may be a range, "1:4"."""
 SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 """Number of processes in all, and of those on this node."""
-MEET = "rlharness doctor --distributed in each rank of the job, which names the addresses that are not reached"
+MEET = "set its variable on this host to an interface that the other nodes reach; rlharness doctor on each node"
 
 
 class NetworkCode(MachineCode):
@@ -86,8 +85,8 @@ class Preflight:
     """Environment variables for work on this host alone; empty where nothing is wrong, or these would not help."""
     findings: tuple[MachineFinding, ...] = ()
     rules: tuple[Pick, ...] = ()
-    reached: Mapping[str, Reach] = field(default_factory=dict)
-    """Result of connecting to each own address."""
+    reached: Mapping[str, str] = field(default_factory=dict)
+    """Why this host does not reach each own address; empty for one that it reaches."""
     took_s: float = 0.0
 
     @property
@@ -146,7 +145,7 @@ def why_several_nodes(environ: Mapping[str, str], network: HostNetwork) -> str:
 def classify_network(
     network: HostNetwork,
     settings: Mapping[str, str],
-    reached: Mapping[str, Reach],
+    reached: Mapping[str, str],
     *,
     several_nodes: str = "",
     from_files: AbstractSet[str] = frozenset(),
@@ -158,7 +157,7 @@ def classify_network(
     """
     rules = make_rules(network, settings)
     loopback = [a.text for i in network.interfaces if i.name == network.loopback for a in i.addresses]
-    has_loopback = any(reached[text].is_reached for text in loopback if text in reached)
+    has_loopback = any(reached.get(text) == "" for text in loopback)
     pins = {}
     if not several_nodes and has_loopback and any(_is_stuck(pick, reached) for pick in rules):
         # all three where one library's own choice does not answer: they shall not meet on different interfaces
@@ -169,20 +168,20 @@ def classify_network(
         *_of_settings(network, settings, reached, several_nodes, from_files),
     ]
     if not findings:
-        answers = {text for text, reach in reached.items() if reach.is_reached}
+        answers = {text for text, problem in reached.items() if not problem}
         answering = ", ".join(i.name for i in network.interfaces if any(a.text in answers for a in i.addresses))
         chosen = ", ".join(f"{pick.library} {pick.interface or 'nothing'} {pick.address}".strip() for pick in rules)
         findings = [NetworkCode.REACHED(answering=answering, chosen=chosen)]
     return Preflight(pins, tuple(findings), rules, reached)
 
 
-def _is_stuck(pick: Pick, reached: Mapping[str, Reach]) -> bool:
+def _is_stuck(pick: Pick, reached: Mapping[str, str]) -> bool:
     """Whether a library would choose an address by itself that does not answer."""
     return pick.setting is None and _is_unreachable(pick, reached)
 
 
-def _is_unreachable(pick: Pick, reached: Mapping[str, Reach]) -> bool:
-    return pick.address in reached and not reached[pick.address].is_reached
+def _is_unreachable(pick: Pick, reached: Mapping[str, str]) -> bool:
+    return bool(reached.get(pick.address))
 
 
 def _on_loopback(pick: Pick, network: HostNetwork) -> str:
@@ -199,7 +198,7 @@ def _at(network: HostNetwork, address: str) -> str:
     return f"{address} ({network.interface_of(address)})"
 
 
-def _of_host(network: HostNetwork, reached: Mapping[str, Reach], *, has_loopback: bool) -> Iterator[MachineFinding]:
+def _of_host(network: HostNetwork, reached: Mapping[str, str], *, has_loopback: bool) -> Iterator[MachineFinding]:
     if not any(interface.is_up and interface.addresses for interface in network.interfaces):
         yield NetworkCode.NO_INTERFACE()
     elif not reached:
@@ -213,7 +212,7 @@ def _of_host(network: HostNetwork, reached: Mapping[str, Reach], *, has_loopback
 def _of_choices(
     network: HostNetwork,
     rules: Sequence[Pick],
-    reached: Mapping[str, Reach],
+    reached: Mapping[str, str],
     pins: Mapping[str, str],
     nodes: str,
 ) -> Iterator[MachineFinding]:
@@ -224,14 +223,14 @@ def _of_choices(
         those = [pick for pick in stuck if pick.address == address]
         libraries = _in_words([pick.library for pick in those])
         why = "; ".join(f"{pick.library}: {pick.why}" for pick in those)
-        where, problem = _at(network, address), reached[address].problem
+        where, problem = _at(network, address), reached[address]
         yield code(where=where, problem=problem, libraries=libraries, why=why, nodes=nodes, exports=pins)
 
 
 def _of_settings(
     network: HostNetwork,
     settings: Mapping[str, str],
-    reached: Mapping[str, Reach],
+    reached: Mapping[str, str],
     nodes: str,
     from_files: AbstractSet[str],
 ) -> Iterator[MachineFinding]:
@@ -253,6 +252,6 @@ def _of_settings(
         problem, does = pick.problem, "refuse to start"
         if not problem:
             problem = f"this host cannot reach its own address {_at(network, pick.address)}: "
-            problem, does = problem + reached[pick.address].problem, "start there and hang"
+            problem, does = problem + reached[pick.address], "start there and hang"
         fix |= {"variable": pick.variable, "setting": pick.setting, "library": pick.library}
         yield NetworkCode.SETTING(problem=problem, does=does, **fix)

@@ -51,8 +51,8 @@ def frozen(tmp_path: Path) -> Iterator[Path]:
 CODE = """
 import sys
 from harness.cli.main import main
-from harness.doctor import checks, children, resources
-resources.TRIAL_S, children.UNKILLABLE_AFTER_S = 0.5, 0.5
+from harness.doctor import checks, host, resources
+resources.TRIAL_S, host.UNKILLABLE_AFTER_S = 0.5, 0.5
 checks.CHECKS = tuple(check for check in checks.CHECKS if check.name in ("TMPDIR", "ulimits"))
 sys.exit(main(["doctor", "--json"]))
 """

@@ -1,22 +1,23 @@
 """GPUs, links, the driver against torch: each judgement, and the whole command over the pretended driver."""
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from harness.bits.findings import Severity
-from harness.doctor.children import Answer, Host, module_command
+from harness.doctor import probe
 from harness.doctor.gpus import check_gpus, classify_driver, classify_gpus, classify_links, classify_torch
+from harness.doctor.host import Host, open_probes
 from harness.machine.findings import MachineFinding
 from harness.machine.gpu_health import GpuHealth, MachineHealth
 from harness.machine.inventory import Gpu, Inventory, LeftOut
+from harness.process.children import Answer
+from harness.process.invocation import Invocation
 from tests.support.finding_checks import severities, sound
 from tests.support.nvml_stub.build import Machine, Process, StubGpu, machine_of, stub_env
 
@@ -106,22 +107,22 @@ def test_a_card_with_fewer_links_than_its_sisters() -> None:
 # ---- torch ----
 
 COUNT = "CUDA initialization: Unexpected error from cudaGetDeviceCount(). "
-FOUND: dict[str, object] = {"is_available": True, "warning": "", "archs": ["sm_80", "sm_90", "compute_90"]}
-BLIND = FOUND | {"is_available": False}
+Use = tuple[bool, str, list[str]]
+ARCHS = ["sm_80", "sm_90", "compute_90"]
+FOUND, BLIND = (True, "", ARCHS), (False, "", ARCHS)
 
 
 def torch_finding(
     version: str = "2.11.0+cu128",
     cuda: str = "12.8",
-    use: dict[str, object] | None = FOUND,
+    use: Use | None = FOUND,
     *,
     machine: MachineHealth | None = None,
     num_usable: int = 1,
     capabilities: str | None = None,
 ) -> MachineFinding:
-    lines = [{"version": version, "cuda": cuda}, *([use] if use else [])]
-    output = "".join(json.dumps(line) + "\nUserWarning: odd\n" for line in lines if version)
-    (finding,) = sound([classify_torch(Answer(output), machine or health(health_of()), num_usable, capabilities)])
+    answers = [Answer("ok", (version, cuda)), *([Answer("ok", use)] if use else [])]
+    (finding,) = sound([classify_torch(answers, machine or health(health_of()), num_usable, capabilities)])
     return finding
 
 
@@ -141,23 +142,21 @@ def test_a_torch_that_finds_the_cards() -> None:
     ],
 )
 def test_torch_by_what_it_is_and_finds(
-    version: str, cuda: str, use: dict[str, object] | None, *, num_usable: int, severity: str, said: str
+    version: str, cuda: str, use: Use | None, *, num_usable: int, severity: str, said: str
 ) -> None:
     finding = torch_finding(version, cuda, use, num_usable=num_usable)
     assert (finding.severity.value, said in finding.measured) == (severity, True)
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answers", "said"),
     [
-        (Answer("", None, "no answer within 60 s"), "no answer within 60 s"),
-        (Answer("Traceback\nOSError: libgomp", 1), "Traceback OSError: libgomp"),
-        (Answer('{"version": "2.13.0"}\nlibcudart.so.13: cannot open', 1), "torch 2.13.0: "),
-        (Answer('{"version": 3, "archs": 1}'), "not installed"),
+        ([Answer("late", "no answer within 60 s")], "no answer within 60 s"),
+        ([Answer("ok", ("2.13.0", "13.0")), Answer("failed", "OSError: libgomp")], "torch 2.13.0: OSError: libgomp"),
     ],
 )
-def test_a_torch_that_fails(answer: Answer, said: str) -> None:
-    (finding,) = sound([classify_torch(answer, health(health_of()), 1)])
+def test_a_torch_that_fails(answers: list[Answer], said: str) -> None:
+    (finding,) = sound([classify_torch(answers, health(health_of()), 1)])
     assert said in finding.measured
 
 
@@ -178,7 +177,7 @@ def test_a_torch_that_fails(answer: Answer, said: str) -> None:
     ],
 )
 def test_kernels_for_a_card(archs: tuple[str, ...], capability: tuple[int, int], has_kernels: bool) -> None:
-    finding = torch_finding(use=FOUND | {"archs": archs}, machine=health(health_of(capability=capability)))
+    finding = torch_finding(use=(True, "", list(archs)), machine=health(health_of(capability=capability)))
     assert (finding.severity is Severity.FINE) is has_kernels
 
 
@@ -196,7 +195,7 @@ def test_kernels_for_a_card(archs: tuple[str, ...], capability: tuple[int, int],
 def test_the_remedy_for_a_torch_without_gpus_follows_its_own_words(
     warning: str, capabilities: str | None, remedy: str
 ) -> None:
-    finding = torch_finding(use=BLIND | {"warning": warning}, capabilities=capabilities)
+    finding = torch_finding(use=(False, warning, ARCHS), capabilities=capabilities)
     assert (finding.severity, remedy in finding.remedy, warning in finding.measured) == (Severity.BROKEN, True, True)
 
 
@@ -208,11 +207,12 @@ def test_a_gpu_that_has_not_joined_its_switches_explains_a_blind_torch_and_is_no
     assert torch_finding(machine=apart).severity is Severity.FINE
 
 
-def test_this_environments_torch_is_asked_without_importing_it() -> None:
-    command = (*module_command("harness.doctor.probe", "torch"), "")
-    done = subprocess.run([*command[:2], "-v", *command[2:]], capture_output=True, text=True, check=True)
-    assert "import 'torch'" not in done.stderr
-    assert json.loads(done.stdout)["version"] == version("torch")
+def test_this_environments_torch_is_asked_without_importing_it(tmp_path: Path) -> None:
+    with open_probes(Invocation(tmp_path, dict(os.environ))) as probes:
+        (built,) = probes.ask(20.0, (probe.torch_build,))
+    assert built.value[0] == version("torch")
+    code = "import sys; from harness.doctor import probe; probe.torch_build(); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
 
 
 # ---- all of it, over the pretended driver ----
@@ -227,11 +227,10 @@ def doctor_of(machine: Machine, nvml_library: Path, tmp_path: Path, **environ: s
 def findings_with(**environ: str) -> dict[str, dict[str, str]]:
     """What the checks of the GPUs find in a process of these variables, without torch."""
     code = (
-        "import asyncio, json, os\n"
-        "from harness.doctor.children import Answer, Host\nfrom harness.doctor.gpus import check_gpus\n"
-        "from harness.render.findings import findings_json\n"
-        "async def ask(argv, limit_s): return Answer('')\n"
-        "found = asyncio.run(check_gpus(Host(dict(os.environ), ask)))\n"
+        "import json, os\n"
+        "from harness.doctor.gpus import check_gpus\nfrom harness.doctor.host import Host\n"
+        "from harness.process.children import Answer\nfrom harness.render.findings import findings_json\n"
+        "found = check_gpus(Host(dict(os.environ), lambda *_: [Answer('ok', ('', ''))]))\n"
         "print(json.dumps(findings_json(found, exit_code=0, took_s=0)))"
     )
     own = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
@@ -281,12 +280,12 @@ def test_gpus_with_faults(nvml_library: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_driver_torch_is_not_imported() -> None:
-    asked: list[Sequence[str]] = []
+    asked: list[tuple[object, ...]] = []
 
-    async def ask(argv: Sequence[str], limit_s: float) -> Answer:
-        asked.append(argv)
-        return Answer('{"version": "2.13.0+cpu", "cuda": null}')
+    def ask(limit_s: float, *steps: tuple[object, ...]) -> list[Answer]:
+        asked.extend(steps)
+        return [Answer("ok", ("2.13.0+cpu", ""))]
 
-    findings = sound(asyncio.run(check_gpus(Host({"CUDA_VISIBLE_DEVICES": ""}, ask))))
+    findings = sound(check_gpus(Host({"CUDA_VISIBLE_DEVICES": ""}, ask)))
     assert "torch" in {finding.check for finding in findings}
-    assert "use" not in asked[0]
+    assert asked == [(probe.torch_build,)]

@@ -1,16 +1,15 @@
 """What the engine's probe said, as a finding: strategies that hold, types without one, children without an answer."""
 
-import asyncio
-import json
-import subprocess
 import sys
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from harness.bits.findings import Severity
-from harness.doctor.children import Answer, Host
-from harness.doctor.numerics import SURVEY, check_numerics, classify_numerics
+from harness.doctor.host import Host, open_probes
+from harness.doctor.numerics import check_numerics, classify_numerics
 from harness.machine.findings import MachineFinding
+from harness.process.children import Answer
+from harness.process.invocation import Invocation
 from tests.support.finding_checks import sound
 
 SIZES = [
@@ -23,8 +22,8 @@ ALSO = HELD | {"dtype": "bfloat16", "device": "cuda", "strategy": "triton", "siz
 LACKING = {"dtype": "bfloat16", "device": "cpu", "machine": "torch 2.13.0", "problem": "no strategy keeps the bits"}
 
 
-def judged(*lines: dict[str, Any], **answer: Any) -> MachineFinding:
-    (finding,) = sound([classify_numerics(Answer("\n".join(["a warning", *map(json.dumps, lines)]), **answer))])
+def judged(*lines: dict[str, Any]) -> MachineFinding:
+    (finding,) = sound([classify_numerics(lines)])
     return finding
 
 
@@ -46,26 +45,13 @@ def test_a_type_without_a_strategy_is_broken() -> None:
 
 
 def test_no_whole_answer_is_a_warning() -> None:
-    assert judged(HELD, problem="no answer within 110 s", exit_code=None).measured == "no answer within 110 s"
-    died = judged(HELD, exit_code=1)
-    assert died.severity is Severity.WARNING
-    assert died.measured.startswith("the probe failed: a warning")
-    assert judged().severity is Severity.WARNING, "nothing was said"
+    (late,) = sound(check_numerics(Host({}, lambda *_: [Answer("late", "no answer within 110 s")])))
+    assert (late.severity, late.measured) == (Severity.WARNING, "no answer within 110 s")
 
 
-def test_the_child_is_the_engines_own_program() -> None:
-    """Started as a check starts it, where torch is not to be found."""
-    asked: list[Sequence[str]] = []
-
-    async def ask(argv: Sequence[str], limit_s: float) -> Answer:
-        asked.append(argv)
-        hide = "import sys; sys.path[:] = [path for path in sys.path if 'site-packages' not in path]; "
-        command = [*argv[:-1], hide + argv[-1]]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        return Answer(done.stdout + done.stderr, done.returncode)
-
-    (finding,) = sound(asyncio.run(check_numerics(Host({}, ask))))
+def test_without_torch_it_is_not_checked(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+    with open_probes(Invocation(tmp_path, {})) as probes:
+        (finding,) = sound(check_numerics(Host({}, probes.ask)))
     assert finding.severity is Severity.FINE
     assert finding.measured == "not checked: torch is not installed (pip install 'rlharness[engine]')"
-    assert asked[0][0] == sys.executable
-    assert SURVEY in asked[0][-1]

@@ -43,18 +43,9 @@ def test_what_does_not_apply_is_no_misfit(requirement: str) -> None:
     }
 
 
-def test_a_misfit_with_something_outside_the_stack_is_a_warning_and_others_are_one_line() -> None:
-    installed = [
-        Installed("transformers", "5.19", ("numpy<2",)),
-        Installed("numpy", "2.3", ("click>9", "absent>=1")),
-        Installed("click", "8"),
-    ]
-    transformers, others = sound(classify_versions(installed))
-    assert (transformers.check, transformers.severity) == ("transformers", Severity.WARNING)
-    assert others.measured == (
-        "numpy 2.3 requires click>9, and 8 is installed, numpy 2.3 requires absent>=1, and it is not installed"
-    )
-    assert others.remedy.endswith("pip install 'click>9' 'absent>=1'")
+def test_a_misfit_with_something_outside_the_stack_is_a_warning_and_others_are_left_to_pip() -> None:
+    installed = [Installed("transformers", "5.19", ("numpy<2",)), Installed("numpy", "2.3", ("click>9",))]
+    assert severities(classify_versions([*installed, Installed("click", "8")])) == {"transformers": "warning"}
 
 
 @pytest.mark.parametrize(

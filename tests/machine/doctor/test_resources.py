@@ -1,12 +1,9 @@
 """TMPDIR, /dev/shm, ulimits, containment and control groups: each verdict, and the real trial in a real directory."""
 
-import asyncio
-import json
-import subprocess
 import tempfile
-from collections.abc import Sequence
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,10 +11,10 @@ from hypothesis import strategies as st
 
 from harness.bits.findings import Severity
 from harness.doctor import resources
-from harness.doctor.children import Answer, Host, module_command
+from harness.doctor.host import Host, open_probes
 from harness.doctor.resources import (
     GroupLimits,
-    check_containment,
+    classify_containment,
     classify_group_limits,
     classify_shared_memory,
     classify_tmpdir,
@@ -25,23 +22,23 @@ from harness.doctor.resources import (
     read_group_limits,
 )
 from harness.machine.findings import MachineFinding
-from tests.support.finding_checks import ask_none, found_by, severities, sound
+from harness.process.children import Answer
+from harness.process.invocation import Invocation
+from tests.support.finding_checks import found_by, severities, sound
 
 GB = 10**9
 
 
-def answer(
-    fs_type: str = "ext4", free_gb: float = 50, lock_s: float = 0.0004, better: str = "/var/tmp", error: str = ""
-) -> str:
-    """What the trial prints in a directory."""
-    lock = {"step": "lock", "error": error} if error else {"step": "lock", "took_s": lock_s}
-    survey = {"fs_type": fs_type, "free_bytes": free_gb * GB}
-    steps = [{"step": step, "took_s": 0.0} for step in ("survey", "create")]
-    return "".join(json.dumps(line) + "\n" for line in ({"better": better}, survey, *steps, lock))
-
-
-def tried(output: str, exit_code: int | None = 0, problem: str = "") -> MachineFinding:
-    (finding,) = sound([classify_tmpdir("/scratch", Answer(output, exit_code, problem))])
+def tried(
+    fs_type: str = "ext4", free_gb: float = 50, lock_s: float = 0.0004, better: str = "/var/tmp", *, ended: str = ""
+) -> MachineFinding:
+    """The finding for a trial of /scratch; `ended` is the step at which it failed, its kind and the reason."""
+    answers = [Answer("ok", value) for value in (better, (fs_type, int(free_gb * GB)), None, lock_s)]
+    if ended:
+        step, kind, reason = ended.split(" ", 2)
+        number = resources.STEPS.index(step)
+        answers = [*answers[:number], Answer(kind, reason)]
+    (finding,) = sound([classify_tmpdir("/scratch", answers)])
     return finding
 
 
@@ -49,52 +46,40 @@ def tried(output: str, exit_code: int | None = 0, problem: str = "") -> MachineF
 
 
 @pytest.mark.parametrize(
-    ("output", "severity", "said"),
+    ("trial", "severity", "said"),
     [
-        (answer(), "fine", "/scratch (ext4, 50.0 GB free): a lock took 0.4 ms"),
-        (answer(error="no locks available"), "broken", "lock: no locks available"),
-        (
-            '{"better": "/tmp"}\n{"step": "survey", "error": "no"}\n',
-            "broken",
-            "/scratch is not a directory in which this",
-        ),
-        (answer("nfs4", 9), "warning", "/scratch (nfs4, 9.0 GB free): a lock took 0.4 ms"),
-        (answer("fuse.sshfs"), "warning", "fuse.sshfs"),
-        (answer(lock_s=0.35), "warning", "a lock took 0.35 s"),
-        (answer(free_gb=0.02), "warning", "20 MB free"),
+        ({}, "fine", "/scratch (ext4, 50.0 GB free): a lock took 0.4 ms"),
+        ({"ended": "lock failed OSError: no locks available"}, "broken", "lock: OSError: no locks available"),
+        ({"ended": "survey failed OSError: no"}, "broken", "/scratch is not a directory in which this"),
+        ({"ended": "create late no answer within 5 s"}, "broken", "(ext4, 50.0 GB free): create: no answer within 5 s"),
+        ({"ended": "trial lost it exited with 1"}, "broken", "/scratch: trial: it exited with 1"),
+        ({"fs_type": "nfs4", "free_gb": 9}, "warning", "/scratch (nfs4, 9.0 GB free): a lock took 0.4 ms"),
+        ({"fs_type": "fuse.sshfs"}, "warning", "fuse.sshfs"),
+        ({"lock_s": 0.35}, "warning", "a lock took 0.35 s"),
+        ({"free_gb": 0.02}, "warning", "20 MB free"),
     ],
 )
-def test_a_tmpdir_by_its_trial(output: str, severity: str, said: str) -> None:
-    finding = tried(output)
+def test_a_tmpdir_by_its_trial(trial: dict[str, Any], severity: str, said: str) -> None:
+    finding = tried(**trial)
     assert finding.severity.value == severity
     assert said in finding.measured
 
 
 def test_a_better_directory_is_named() -> None:
-    assert tried(answer("nfs4")).exports == {"TMPDIR": "/var/tmp"}
-    assert tried(answer("nfs4", better="")).exports == {}
-
-
-def test_the_step_that_hung_is_named_and_a_trial_that_dies_says_what_it_said_last() -> None:
-    hung = tried('{"better": ""}\nwarning: odd\n{"step": "survey", "took_s": 0}\n', None, "no answer within 5 s")
-    assert hung.measured == "/scratch: create: no answer within 5 s"
-    died = tried("ModuleNotFoundError: No module named 'harness'\n", 1)
-    assert "survey: the trial ended with 1: ModuleNotFoundError" in died.measured
+    assert tried("nfs4").exports == {"TMPDIR": "/var/tmp"}
+    assert tried("nfs4", better="").exports == {}
 
 
 def test_the_real_trial_leaves_nothing_and_names_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    async def ask(argv: Sequence[str], limit_s: float) -> Answer:
-        return Answer(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
-
     def look(directory: Path) -> MachineFinding:
-        (finding,) = sound(asyncio.run(resources.check_tmpdir(Host({"TMPDIR": str(directory)}, ask))))
+        with open_probes(Invocation(tmp_path, {})) as probes:
+            (finding,) = sound(resources.check_tmpdir(Host({"TMPDIR": str(directory)}, probes.ask)))
         return finding
 
     assert look(tmp_path).measured.startswith(f"{tmp_path} (")
     assert list(tmp_path.iterdir()) == []
     gone = look(tmp_path / "gone")
     assert gone.measured == f"{tmp_path}/gone is not a directory in which this process can create files"
-    assert module_command("harness.doctor.probe")[1] == "-P"
 
 
 # ---- /dev/shm ----
@@ -161,7 +146,7 @@ def test_processes_do_not_matter_to_root() -> None:
     ("backend", "severity"), [("cgroup", "fine"), ("pidns", "fine"), ("subreaper", "warning"), ("", "broken")]
 )
 def test_containment_by_backend(backend: str, severity: str) -> None:
-    (finding,) = sound(check_containment(Host({}, ask_none, backend, {"cgroup": "no cgroup v2 here"})))
+    (finding,) = sound([classify_containment(backend, {"cgroup": "no cgroup v2 here"})])
     assert finding.severity.value == severity
     assert "no cgroup v2 here" in finding.measured
 
@@ -196,51 +181,24 @@ def test_the_threads_that_are_recommended_are_enough_and_not_too_many(num_cpus: 
         assert again.severity is Severity.FINE, "what it asks for is enough"
 
 
-V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
-V1 = (
-    "31 23 0:27 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory\n"
-    "32 23 0:28 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid - cgroup cgroup rw,cpu,cpuacct\n"
-)
-
-
-def tree(root: Path, own: str, mounts: str, files: dict[str, str]) -> Path:
+def tree(root: Path, own: str, files: dict[str, str]) -> Path:
     """A root directory with proc and sys in it; `files` by their place below sys/fs/cgroup."""
-    texts = {"proc/self/cgroup": own, "proc/self/mountinfo": "22 27 0:21 / /proc rw - proc proc rw\n" + mounts}
-    for path, text in (texts | {f"sys/fs/cgroup/{path}": f"{text}\n" for path, text in files.items()}).items():
+    texts = {"proc/self/cgroup": own, **{f"sys/fs/cgroup/{path}": f"{text}\n" for path, text in files.items()}}
+    for path, text in texts.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
     return root
 
 
-def test_version_2_in_a_container_that_sees_its_own_part_only(tmp_path: Path) -> None:
+def test_a_container_that_sees_its_own_part_only(tmp_path: Path) -> None:
     files = {"memory.max": f"{8 * GB}", "memory.current": f"{7 * GB}", "cpu.max": "250000 100000"}
     files["memory.stat"] = f"anon 3\ninactive_file {4 * GB}\nactive_file 9"
-    assert read_group_limits(tree(tmp_path, "0::/\n", V2, files)) == GroupLimits(8 * GB, 3 * GB, 2.5)
-
-
-def test_version_1(tmp_path: Path) -> None:
-    own = "9:memory:/docker/abc\n8:cpu,cpuacct:/docker/abc\n1:name=systemd:/\n0::/\n"
-    files = {
-        "memory/docker/abc/memory.limit_in_bytes": f"{2 * GB}",
-        "memory/docker/abc/memory.usage_in_bytes": f"{GB + 5}",
-        "memory/docker/abc/memory.stat": "cache 9\ninactive_file 1\ntotal_inactive_file 5",
-        "memory/memory.limit_in_bytes": "9223372036854771712",
-        "cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "400000",
-        "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000",
-    }
-    assert read_group_limits(tree(tmp_path, own, V1, files)) == GroupLimits(2 * GB, GB, 4.0)
-
-
-def test_version_1_with_the_containers_part_mounted(tmp_path: Path) -> None:
-    mounts = V1.replace("0:27 / ", "0:27 /docker/abc ")
-    files = {"memory/memory.limit_in_bytes": f"{2 * GB}", "memory/memory.usage_in_bytes": "5"}
-    assert read_group_limits(tree(tmp_path, "9:memory:/docker/abc\n", mounts, files)) == GroupLimits(2 * GB, 5)
+    assert read_group_limits(tree(tmp_path, "1:name=systemd:/\n0::/\n", files)) == GroupLimits(8 * GB, 3 * GB, 2.5)
 
 
 def test_no_limits(tmp_path: Path) -> None:
-    own = "9:memory:/\n8:cpu,cpuacct:/\n0::/\n"
-    files = {"memory/memory.limit_in_bytes": "9223372036854771712", "cpu,cpuacct/cpu.cfs_quota_us": "-1"}
-    assert read_group_limits(tree(tmp_path, own, V1, files)) == GroupLimits()
+    files = {"memory.max": "max", "cpu.max": "max 100000"}
+    assert read_group_limits(tree(tmp_path, "0::/\n", files)) == GroupLimits()
     assert read_group_limits(tmp_path / "nowhere") == GroupLimits()
 
 
@@ -252,5 +210,5 @@ def test_the_tightest_group_on_the_way_up_counts(limits: list[int | None]) -> No
             "/".join([*below[:depth], "memory.max"]): "max" if limit is None else str(limit)
             for depth, limit in enumerate(limits)
         }
-        read = read_group_limits(tree(Path(directory), "0::/" + "/".join(below) + "\n", V2, files))
+        read = read_group_limits(tree(Path(directory), "0::/" + "/".join(below) + "\n", files))
         assert read.memory_bytes == min((limit for limit in limits if limit is not None), default=None)

@@ -3,16 +3,15 @@
 import socket
 from collections.abc import Mapping
 
-from harness.machine.network.interfaces import Address, HostNetwork, Interface, Reach
+from harness.machine.network.interfaces import Address, HostNetwork, Interface
 
 
 def interface(name: str, *addresses: str, is_up: bool = True) -> Interface:
     """An interface with `addresses`, each as "10.0.0.1/24" or "fe80::1/64"."""
     parsed = []
     for text in addresses:
-        address, _, prefix = text.partition("/")
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        parsed.append(Address(address, family, int(prefix or (128 if ":" in address else 32))))
+        address = text.partition("/")[0]
+        parsed.append(Address(address, socket.AF_INET6 if ":" in address else socket.AF_INET))
     return Interface(name, tuple(parsed), is_up, name == "lo")
 
 
@@ -29,7 +28,7 @@ def network(
     return HostNetwork((LO, *interfaces), host_name, {host_name: ()} if resolved is None else resolved, outgoing)
 
 
-def reached(host: HostNetwork, *silent: str) -> dict[str, Reach]:
+def reached(host: HostNetwork, *silent: str) -> dict[str, str]:
     """Every address of `host` answers but the `silent` ones."""
     texts = [address.text for one in host.interfaces for address in one.addresses]
-    return {text: Reach("no answer within 1 s" if text in silent else "") for text in texts}
+    return {text: "no answer within 1 s" if text in silent else "" for text in texts}

@@ -57,7 +57,7 @@ def test_work_over_several_nodes_is_never_pinned() -> None:
     assert finding.severity is Severity.BROKEN
     assert finding.exports == {}
     assert "SLURM_NNODES=4" in finding.breaks
-    assert "doctor --distributed" in finding.remedy
+    assert "the other nodes reach" in finding.remedy
 
 
 def test_what_the_user_set_is_never_overridden() -> None:
@@ -97,7 +97,7 @@ def test_a_setting_that_cannot_work_over_several_nodes() -> None:
     ).findings
     assert nccl.measured.startswith("NCCL_SOCKET_IFNAME=bond0")
     assert (nccl.exports, nccl.unsets) == ({}, ())
-    assert "doctor --distributed" in nccl.remedy
+    assert "the other nodes reach" in nccl.remedy
 
 
 def test_an_interface_that_is_down_is_no_news() -> None:

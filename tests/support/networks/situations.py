@@ -6,7 +6,6 @@ lossy_host           one host whose large packets are lost: a bootstrap passes, 
 occupied_host        somebody listens at port 29400 of its every address, lets everybody in and says nothing
 nameless_host        its name server never answers, and /etc/hosts does not know the host's own name
 two_hosts            two interfaces each: over `bad0` they do not hear each other, over `good0` they do
-closed_hosts         one link, and a firewall that lets one port through
 """
 
 import subprocess
@@ -81,16 +80,6 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         _link(alpha, beta, "good0", ("10.78.0.1", "10.78.0.2"))
         for one in (alpha, beta):
             one.set_up("iptables", "-A", "INPUT", "-i", "bad0", "-j", "DROP")
-        yield alpha, beta
-
-
-@contextmanager
-def closed_hosts() -> Iterator[tuple[Host, Host]]:
-    """`alpha` and `beta` on eth0; whatever is not for port 29400 is refused."""
-    with _linked({"alpha": "10.77.0.1", "beta": "10.77.0.2"}) as (alpha, beta):
-        for one in (alpha, beta):
-            rule = ("iptables", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "--syn")
-            one.set_up(*rule, "!", "--dport", str(OPEN_PORT), "-j", "REJECT", "--reject-with", "tcp-reset")
         yield alpha, beta
 
 
