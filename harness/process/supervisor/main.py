@@ -40,9 +40,7 @@ KILL_ROUND_S = 0.05
 UNKILLABLE_POLL_S = 1.0
 PROBE_S = 5.0
 PROBE_ROUND_S = 0.002
-KINDS_WITH_LIMITS = tuple(
-    f'"{kind}"'.encode() for kind in ("start", "end", "collected", "finish", "forked", "file", "idle")
-)
+KINDS_WITH_LIMITS = tuple(f'"{kind}"'.encode() for kind in ("start", "end", "collected", "finish", "forked"))
 SETTLE_S = 1.0  # daemons that are already going (Ray's) are given this long before they count as left behind
 
 
