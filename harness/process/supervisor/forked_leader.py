@@ -34,9 +34,7 @@ class ParentState:
         self._watch = watch
         self._files: frozenset[int] = frozenset()
         self._handlers: dict[int, Any] = {}
-        self._is_seeded = False
-        self._random_state = random.getstate()
-        self._seed, random.seed = random.seed, self._note_seed
+        self._restore_random: Callable[[], None]
 
     def take(self, own_files: Iterable[int]) -> None:
         """Keep what leaders shall have; `own_files` are those that they shall not."""
@@ -44,7 +42,7 @@ class ParentState:
             with suppress(OSError, ValueError):
                 stream.flush()
         self._handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
-        self._random_state = random.getstate()
+        self._restore_random = keep_random_state()
         self._files = frozenset(open_files()) - frozenset(own_files)
 
     def give(self, env: Mapping[str, str]) -> None:
@@ -59,12 +57,7 @@ class ParentState:
         self._set_environ(env)
         sys.stdin = open(0, encoding=sys.getdefaultencoding(), closefd=False)  # noqa: SIM115
         tempfile.tempdir = None
-        random.seed = self._seed
-        set_random_state(self._random_state if self._is_seeded else None)
-
-    def _note_seed(self, *args: Any, **kwargs: Any) -> None:
-        self._seed(*args, **kwargs)
-        self._is_seeded = True
+        self._restore_random()
 
     def _set_environ(self, env: Mapping[str, str]) -> None:
         """Set what is this attempt's own; what the process itself has set otherwise stays."""
@@ -75,10 +68,25 @@ class ParentState:
         show_marker(env.get(ATTEMPT_MARKER, ""))
 
 
-def set_random_state(state: tuple[Any, ...] | None) -> None:
-    """In a fork: set the state that a suite has seeded, which Python has replaced; leave it for None."""
-    if state is not None:
-        random.setstate(state)
+class _Seeding:
+    """Notes whether the suite has seeded `random`."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._seed, random.seed = random.seed, self._note_seed
+
+    def _note_seed(self, *args: Any, **kwargs: Any) -> None:
+        self._seed(*args, **kwargs)
+        self.is_done = True
+
+
+_SEEDING = _Seeding()
+
+
+def keep_random_state() -> Callable[[], None]:
+    """Return what gives a fork the state that a suite has seeded, which Python replaces; nothing happens without."""
+    state = random.getstate() if _SEEDING.is_done else None
+    return lambda: random.setstate(state) if state is not None else None
 
 
 def begin_fork() -> None:

@@ -53,7 +53,7 @@ from harness.process.supervisor.fork_server import serve
 from harness.process.supervisor.forked_leader import ParentState, begin_fork, end, show_marker
 from harness.process.supervisor.main import supervise
 from harness.runner.sessions import own_coverage
-from harness.runner.sessions.forked_tests import can_fork, run_forked
+from harness.runner.sessions.forked_tests import REPLAYED, can_fork, replay_test, replay_warning, run_forked
 from harness.runner.sessions.threads_before import other_threads, plugin_of
 from harness.runner.sessions.ties import ties_of
 from harness.runner.sessions.xdist_fixtures import NUM_WORKERS
@@ -65,16 +65,11 @@ POISONED = 117
 MAX_AHEAD = 1000
 """Modules that a standby imports at most, after a file that poisoned."""
 MAX_ORDER_BYTES = 1 << 18
-REPORTING = (
-    *("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish", "pytest_warning_recorded"),
-    "pytest_keyboard_interrupt",
-)
+REPORTING = (*REPLAYED, "pytest_keyboard_interrupt")
 """Hooks that the session calls for its leaders, beside those at its end."""
 UNWRITABLE = "the list of test files cannot be written"
 """Begin of pytest's error where FILE cannot be written."""
 INSTALLED = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-TUPLES = ("location", "longrepr", "user_properties", "sections")
-"""Attributes of a report that are tuples, or lists of them."""
 BENCHMARK = "pytest_benchmark.session"
 """Asks whether pytest-xdist is active, and then times nothing, since files that run at once disturb each other."""
 KEY = pytest.StashKey["CollectedSession"]()
@@ -449,49 +444,17 @@ class CollectedSession:
             with suppress(OSError):
                 for record in json_objects(Path(path).read_text("utf-8", "replace").rpartition("\n")[0]):
                     if record.get("k") == "warning":
-                        self._replay_warning(record)
+                        replay_warning(self.config, record)
                     elif record.get("k") == "suite_property" and (xml := self.config.stash.get(xml_key, None)):
                         xml.add_global_property(str(record.get("name")), record.get("value"))
                     elif record.get("k") == "end":
                         ends[str(record.get("id"))] = record
-        for nodeid, record in ends.items():
-            self._replay(nodeid, record.get("reports") or ())
-        for nodeid, why in asked["lost"].items():
-            self._replay(nodeid, [why])
+        heard = {nodeid: record.get("reports") or () for nodeid, record in ends.items()}
+        for nodeid, reports in (*heard.items(), *((nodeid, [why]) for nodeid, why in asked["lost"].items())):
+            item = self._items.get(nodeid)
+            self.session.testscollected += item is None  # of a file with an interpreter of its own
+            replay_test(self.config, nodeid, item, reports)
         return _encode({"stop": str(self.session.shouldfail or self.session.shouldstop or "")}).encode()
-
-    def _replay(self, nodeid: str, reports: Iterable[Any]) -> None:
-        item = self._items.get(nodeid)
-        hook = item.ihook if item is not None else self.config.hook
-        location = item.location if item is not None else (nodeid.partition("::")[0], None, nodeid)
-        self.session.testscollected += item is None  # of a file with an interpreter of its own
-        keywords: Any = dict.fromkeys(item.keywords, 1) if item is not None else {}
-        hook.pytest_runtest_logstart(nodeid=nodeid, location=location)
-        for each in reports:
-            with suppress(TypeError, ValueError, KeyError, AssertionError):  # a test can write into its report
-                if isinstance(each, str):
-                    made = pytest.TestReport(nodeid, location, keywords, "failed", each, "call")
-                elif isinstance(each, list):
-                    when, outcome, *times = each
-                    made = pytest.TestReport(nodeid, location, keywords, outcome, None, when, (), *times)
-                else:
-                    data = {name: _tupled(value) if name in TUPLES else value for name, value in each.items()}
-                    made = self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
-                hook.pytest_runtest_logreport(report=made)
-        hook.pytest_runtest_logfinish(nodeid=nodeid, location=location)
-
-    def _replay_warning(self, record: dict[str, Any]) -> None:
-        module, _, name = str(record.get("category")).partition(":")
-        category = getattr(sys.modules.get(module), name, None)
-        if not (isinstance(category, type) and issubclass(category, Warning)):
-            category = UserWarning
-        with suppress(Exception):  # a category with arguments of its own
-            message = warnings.WarningMessage(
-                category(record["text"]), category, str(record["file"]), int(record["line"])
-            )
-            self.config.hook.pytest_warning_recorded.call_historic(
-                kwargs={"warning_message": message, "when": record["when"], "nodeid": record["id"], "location": None}
-            )
 
     # ---- a unit
 
@@ -605,12 +568,6 @@ class _SuiteProperties:
 
     def add_attribute(self, name: str, value: object) -> None:
         """Leave out an attribute of a test."""
-
-
-def _tupled(value: Any) -> Any:
-    """A value of a report as pytest made it: JSON has no tuples."""
-    rows = [tuple(row) if isinstance(row, list) else row for row in value] if isinstance(value, list) else value
-    return tuple(rows) if isinstance(rows, list) and not any(isinstance(row, tuple) for row in rows) else rows
 
 
 def _is_installed(module: str) -> bool:
