@@ -52,15 +52,8 @@ from harness.runner.options import RunOptions, runs_parts_of_files, selects_by_o
 from harness.runner.records.history import Expectation, History, HistoryKeeper
 from harness.runner.records.stats import RunState, closing_figures, exit_code
 from harness.runner.reporter import Guarded
-from harness.runner.reruns.earlier_runs import (
-    failed_first,
-    keep_passed,
-    read_last_failed,
-    select_last_failed,
-    with_digests,
-    with_kept,
-)
-from harness.runner.reruns.retries import Retries
+from harness.runner.reruns.resume import keep_passed, with_digests, with_kept
+from harness.runner.reruns.retries import NAMED, Retries
 from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.packing import Job, Plan, Queue, Shard, ShardPlan, lower_bound, plan, plan_shard
 from harness.runner.sessions.combined_coverage import combine_coverage
@@ -245,10 +238,6 @@ async def collect_and_plan(context: RunContext) -> Planned:
     sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
     expected: Mapping[str, Expectation] = context.history.expectations(sizes)
     collected, shard = _cut(collected, {path: each.seconds for path, each in expected.items()}, options.shard)
-    uses_last = options.last_failed or options.failed_first
-    last = await asyncio.to_thread(read_last_failed, options.results_root) if uses_last else None
-    if options.last_failed:
-        collected = select_last_failed(collected, last)
     if options.resume:
         collected = keep_passed(collected, options.resume)
     collected = set_aside_deselected(collected)
@@ -258,9 +247,8 @@ async def collect_and_plan(context: RunContext) -> Planned:
     if options.split and not selects_by_outcome(options.invocation.trailing):
         collected, expected = split_files(collected, expected, table, context.history)
     collected = with_kept(collected)
-    first: frozenset[int] = frozenset()
-    if options.failed_first:
-        collected, first = failed_first(collected, last)
+    failed_first = context.suite.failed_first
+    first = frozenset(number for number, unit in enumerate(collected.units) if unit.file_path in failed_first)
     jobs = [
         Job(number, unit.need, expected[unit.path].seconds)
         for number, unit in enumerate(collected.units)
@@ -409,7 +397,10 @@ class _Run:
     async def _finish_session(self) -> None:
         """Let pytest end its session, keep what it printed, and note an end that no test explains."""
         suite, log = self.context.suite, self.directory / "session.log"
-        has_failed = any(result.outcome.is_failure for result in self.state.results.values())  # accepted or not
+        results = self.state.results.values()
+        has_failed = any(result.outcome.is_failure for result in results)  # accepted or not
+        untold = (each for each in results if each.outcome.is_failure and not any(map(each.tests.__getitem__, NAMED)))
+        await suite.replay((), {each.unit.file_path: each.reason for each in untold})
         limit_s = self.options.grace_s if self.interruption.by else max(self.options.grace_s, SESSION_END_S)
         reason = await suite.finish(limit_s, has_failed)
         with suppress(OSError):

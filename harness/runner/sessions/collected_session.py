@@ -379,7 +379,12 @@ class CollectedSession:
         of_file: dict[str, list[tuple[int, pytest.Item]]] = {path: [] for path in self.files.values()}
         for number, item in enumerate(session.items):
             of_file.setdefault(self._file_of(item), []).append((number, item))
+        options: Any = self.config.option
+        left_out = {self.files[path] for path in self.files if self.why_left_out(path)}
         for path, tests in of_file.items():
+            is_skipped = not (tests or self.num_deselected[path] or self.reports[path] or path in left_out)
+            if is_skipped and getattr(options, "lf", False):
+                continue
             errors = [report.longreprtext for report in self.reports[path] if report.failed]
             self.note("file", path=path, errors=errors, deselected=self.num_deselected[path], **self._tests(tests))
         config = self.config
@@ -394,6 +399,7 @@ class CollectedSession:
             hazard=self._hazard,
             reads=self._watch.reads,
             runs_with_errors=bool(config.option.continue_on_collection_errors),
+            failed_first=[*config.cache.get("cache/lastfailed", {})] if getattr(options, "failedfirst", False) else [],
         )
 
     # ---- the run

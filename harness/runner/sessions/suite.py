@@ -213,6 +213,11 @@ class Suite:
         assert self._found.facts is not None
         return self._found.facts
 
+    @property
+    def failed_first(self) -> frozenset[str]:
+        """Files that pytest's `--ff` is to run first."""
+        return frozenset(nodeid.partition("::")[0] for nodeid in self.facts["failed_first"])
+
     def _take(self, lines: Sequence[bytes]) -> None:
         found = self._found
         for record in json_objects(b"\n".join(lines).decode("utf-8", "replace")):
