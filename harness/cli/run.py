@@ -112,14 +112,14 @@ def run(invocation: Invocation, /, **given: Any) -> int:
     import sys
 
     from harness.process.clock import Clock
-    from harness.render.run_json import summary_json
-    from harness.render.run_reporters import make_reporters
     from harness.runner.reporter import Guarded
     from harness.runner.run import run_tests
 
     options = make_options(invocation, given)
 
     def reporters(directory: Path, clock: Clock) -> list[Guarded]:
+        from harness.render.run_reporters import make_reporters  # late: while the session starts
+
         # The display goes to stdout, or to stderr where stdout is asked to be JSON.
         stream, on_github = sys.stderr if options.json else sys.stdout, is_outermost_on_github(invocation.environ)
         return make_reporters(options, directory, clock, stream, say, on_github=on_github)
@@ -129,6 +129,8 @@ def run(invocation: Invocation, /, **given: Any) -> int:
         say(f"interrupted by {ended} before any test ran")
         return ExitCode.INTERRUPTED
     if options.json:
+        from harness.render.run_json import summary_json
+
         opt.show_json(summary_json(ended.state, ended.finished))
     if ended.failure is not None:
         if isinstance(ended.failure, HarnessError):

@@ -24,7 +24,6 @@ from harness.machine.gpu_health import Meter
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.gpus import read_with_meter
 from harness.machine.inventory import Inventory
-from harness.machine.network.preflight import Preflight, preflight
 from harness.process.child_env import PREFLIGHT
 from harness.process.claims import Claims
 from harness.process.clock import Clock, SystemClock
@@ -61,6 +60,7 @@ from harness.runner.sessions.suite import Suite
 from harness.runner.units import IsolationNote, SessionFailure, Unit, merge_notes
 
 if TYPE_CHECKING:
+    from harness.machine.network.preflight import Preflight
     from harness.runner.ray.cluster import RayCluster
 
 SCRATCH_S = 30.0
@@ -416,13 +416,15 @@ class _Run:
         work = partial(combine_coverage, self.directory, cwd, environ, collected.coverage)
         return (await asyncio.to_thread(work),)
 
-    async def _prepare(self) -> tuple[Planned, Preflight | None]:
+    async def _prepare(self) -> "tuple[Planned, Preflight | None]":
         """What there is to run, and what the network asks of it; nothing where a run around this one has asked it."""
         planned, environ = await collect_and_plan(self.context), self.options.invocation.environ
         units, rootdir = planned.collected.units, planned.collected.rootdir
         is_done = PREFLIGHT in environ or self.options.ray is not None  # this machine's network says nothing of theirs
         if is_done or not any(needs_network(unit, rootdir) for unit in units):
             return planned, None
+        from harness.machine.network.preflight import preflight  # late: few runs need it
+
         return planned, await preflight(environ, self.context.clock)
 
     def _unit_runner(self, collected: Collected, pins: Mapping[str, str] | None) -> UnitRunner:

@@ -251,7 +251,8 @@ def become_leader(order: dict[str, Any], lead: Lead | None) -> NoReturn:
     """In the forked child: a session of its own, output to the attempt's file, then the program, or `lead`."""
     try:
         os.setsid()
-        restore_signals()
+        if lead is None or order["session"] is None:  # else it has handlers of its own
+            restore_signals()
         if order["pid_file"]:
             with contextlib.suppress(OSError), open(order["pid_file"], "w", encoding="utf-8") as file:
                 file.write(f"{os.getpid()}\n")

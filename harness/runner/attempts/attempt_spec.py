@@ -96,6 +96,8 @@ class AttemptSpecs:
             session=None
             if tests is None or self.options.ray or self.options.isolate == "interpreter" or self.suite.why_own(env)
             else {
+                "env": {name: value for name, value in env.items() if self.suite.env.get(name) != value},
+                "unset": [name for name in self.suite.env if name not in env],
                 "items": [test.number for test in tests],
                 "files": files,
                 "deselected": sum(self.collected.files[path].num_deselected for path in files_of(unit)),

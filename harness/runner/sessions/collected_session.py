@@ -80,6 +80,9 @@ _encode, _decode = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDeco
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
+    # Most of what plugins and files make while they are imported stays: looking for garbage among it takes a third of
+    # the time. All of it is frozen before the first leader is forked.
+    gc.disable()
     group = parser.getgroup("rlharness")
     group.addoption("--rlharness-serve", metavar="FD", type=int, default=-1, help="Serve forks on this socket.")
     group.addoption("--rlharness-found", metavar="FILE", default="", help="Write what is collected to FILE.")
@@ -141,6 +144,8 @@ class CollectedSession:
         self._parent_state = ParentState(self._watch)
         self._clock = SystemClock()
         self._standby, self._forked_s = 0, float("-inf")
+        self._dropped: list[int] = []
+        """Standbys that have been killed, and are not reaped yet."""
         self._hazard: tuple[str, str] | None = None
         """What nothing can be forked for: a plugin or a conftest file has done it."""
         self._maxfail, self._is_collecting = 0, False
@@ -222,7 +227,7 @@ class CollectedSession:
 
     def _look_at_conftests(self) -> None:
         """Look at what plugins and conftest files have done: of that, forks would lack what a thread does."""
-        self._hazard = self._watch.hazard([self._standby])
+        self._hazard = self._watch.hazard(self._own_children())
         threads = other_threads()
         if self._hazard and threads:
             plugin = plugin_of(threads, self.config.pluginmanager.list_name_plugin())
@@ -253,7 +258,7 @@ class CollectedSession:
             traceback.print_exc()
             _exit(1)
         if self._hazard is None:
-            found = self._watch.hazard([self._standby])
+            found = self._watch.hazard(self._own_children())
             if found is not None or len(self._watch.reads) > before:
                 self._poison(collector, report, [*itertools.islice(sys.modules, modules, None)])
         self.note("imported", path=str(path))
@@ -306,7 +311,7 @@ class CollectedSession:
         syscalls.die_with_parent()
         order = _decode(text.decode())
         self.left_out[order["path"]] = order["why"]
-        self._standby, self._forked_s = 0, float("-inf")
+        self._standby, self._forked_s, self._dropped = 0, float("-inf"), []
         _give_new_files(self.config)
         self._import_ahead(order["modules"])
         self._renew_standby()
@@ -315,9 +320,17 @@ class CollectedSession:
         if self._standby:
             with suppress(ProcessLookupError):
                 _kill(self._standby, 9)
-            with suppress(ChildProcessError):
-                _waitpid(self._standby, 0)
+            self._dropped.append(self._standby)
             self._standby = 0
+
+    def _own_children(self) -> list[int]:
+        """Return the standbys that are children of this process, without those that can be reaped."""
+        for pid in [*self._dropped]:
+            with suppress(ChildProcessError):
+                if not _waitpid(pid, os.WNOHANG)[0]:
+                    continue
+            self._dropped.remove(pid)
+        return [self._standby, *self._dropped]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep what cannot be collected or skips itself, of files; note it of directories."""
@@ -475,7 +488,7 @@ class CollectedSession:
         try:
             self.is_child = True
             begin_fork()
-            self._parent_state.give(order["env"])
+            self._parent_state.give(order["session"]["env"], order["session"]["unset"])
             own_coverage.measure_afresh(self.config)
             sys.argv = [sys.argv[0], *order["argv"][order["argv"].index("pytest") + 1 :]]
             code = self._run(order["session"])
