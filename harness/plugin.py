@@ -75,7 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, and the reporter where it was asked for and this process is no xdist worker."""
+    """Register the markers, and the reporter where it was asked for."""
     config.addinivalue_line(
         "markers",
         "gpus(n, memory_gb=0, model=None, min_capability=None, exclusive=False, shared=False): needs n GPUs,"
@@ -85,8 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "together(name): tests with the same name run in one process.")
     if not (config.pluginmanager.hasplugin("timeout") or config.pluginmanager.hasplugin("pytest_timeout")):
         config.addinivalue_line("markers", "timeout(seconds): time limit of the test, spelled as in pytest-timeout.")
-    path = config.getoption("rlharness_report")
-    if path and not hasattr(config, "workerinput"):
+    if path := config.getoption("rlharness_report"):
         reporter = Reporter(config)
         config.pluginmanager.register(reporter, "rlharness-reporter")
         reporter.begin(os.path.abspath(path))
@@ -280,17 +279,27 @@ class Reporter:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._path, self._pid, self._file, self._stopped = "", 0, -1, False
+        self.path, self._pid, self._file, self._stopped = "", 0, -1, False
         self._identity: tuple[int, int] | None = None
         self._session: pytest.Session | None = None
         self._timeouts_s: dict[str, float | None] = {}
         self.num_deselected = 0
         self._reports: dict[str, list[tuple[str, pytest.TestReport]]] = {}
+        self._begun = ""
+        """Test that the process which has forked this one has said to begin."""
 
     def begin(self, path: str) -> None:
         """Begin the report in the file `path`."""
-        self._path, self._pid = path, _getpid()
+        self.path, self._pid = path, _getpid()
         self.write("hello", version=VERSION, pid=self._pid)
+
+    def go_on(self, nodeid: str) -> None:
+        """In a fork of the process that began the report, and the test `nodeid`: write on."""
+        self._pid, self._begun = _getpid(), nodeid
+
+    def forget(self, nodeid: str) -> None:
+        """Leave a test to the fork that has run it."""
+        self._reports.pop(nodeid, None)
 
     def write(self, kind: str, **fields: object) -> None:
         """Append one line, unless this is a fork of the process that opened the file, or writing has failed before."""
@@ -303,7 +312,7 @@ class Reporter:
                 line = line[_write(file, line) :]
         except OSError as error:
             self._stopped = True
-            _warn(f"rlharness: the report {self._path} ends here: it cannot be written: {error}")
+            _warn(f"rlharness: the report {self.path} ends here: it cannot be written: {error}")
 
     def _descriptor(self) -> int:
         """The open file; opened again where a test closed it, or closed it and its number is another file's now."""
@@ -311,7 +320,7 @@ class Reporter:
             status = _fstat(self._file)
             if (status.st_dev, status.st_ino) == self._identity:
                 return self._file
-        self._file = _open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = _open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         status = _fstat(self._file)
         self._identity = (status.st_dev, status.st_ino)
         return self._file
@@ -324,12 +333,6 @@ class Reporter:
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Count what does not run; a plugin may take back its own."""
         self.num_deselected += len(items)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """Under xdist the workers collect, each the same; what the tests need stays with them."""
-        if not self._timeouts_s:
-            self.collected(NOTHING, dict.fromkeys(ids))
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Keep the session: its exit status is final only after everybody's session hooks."""
@@ -345,6 +348,9 @@ class Reporter:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins, or is run again."""
         self._reports.setdefault(nodeid, [])
+        if self._begun == nodeid:
+            self._begun = ""
+            return
         self.write("start", id=nodeid, timeout_s=self._timeouts_s.get(nodeid))
 
     @pytest.hookimpl(trylast=True)
@@ -368,12 +374,16 @@ class Reporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        """Nothing follows. A test that was cut short is ended only where pytest counts it already."""
+        """Nothing follows."""
+        self.end_counted()
+        if self._session is not None:
+            self.write("finish", exit=int(self._session.exitstatus))
+
+    def end_counted(self) -> None:
+        """End tests that were cut short, where pytest counts them already."""
         for nodeid, reports in self._reports.items():
             if any(category in MOST_TELLING_FIRST for category, _ in reports):
                 self._fold(nodeid, reports)
-        if self._session is not None:
-            self.write("finish", exit=int(self._session.exitstatus))
 
     def _fold(self, nodeid: str, reports: list[tuple[str, pytest.TestReport]]) -> None:
         counted = [category for category, _ in reports if category]

@@ -18,7 +18,6 @@ ENVIRONMENT = (
     "harness/process/supervisor/fork_hazards.py",  # and these in the pytest from which test processes are forked
     "harness/process/supervisor/forked_leader.py",
     "harness/runner/sessions/own_coverage.py",
-    "harness/runner/pytest_gpus.py",
     "harness/runner/sessions/xdist_fixtures.py",
 )
 KERNELS_FILES = (  # below /proc and /sys, which no process can replace

@@ -377,20 +377,6 @@ def test_without_the_option_nothing_is_written(pytester: pytest.Pytester) -> Non
 
 
 @pytest.mark.full
-def test_under_xdist_only_the_controller_writes(pytester: pytest.Pytester) -> None:
-    pytest.importorskip("xdist")
-    pytester.makepyfile("def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass")
-    _, records = run(pytester, "-p", "xdist", "-n2")
-    assert len(of_kind(records, "hello")) == len(of_kind(records, "finish")) == 1
-    assert len(of_kind(records, "collected")[0]["nodeids"]) == 3
-    assert {name: end["outcome"] for name, end in ends(records).items()} == {
-        "test_a": "passed",
-        "test_b": "failed",
-        "test_c": "passed",
-    }
-
-
-@pytest.mark.full
 def test_a_file_that_is_only_found_gives_its_doctests_and_no_functions(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(tool='def test_connection(host):\n    """\n    >>> 1 + 1\n    2\n    """\n')
     pytester.makepyfile(test_tool="def test_tool(): pass\n")

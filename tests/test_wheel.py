@@ -27,8 +27,6 @@ EXAMPLE = "harness/lab/demo/project/"
 """Files that `rlharness demo` copies for a user: a suite and a program, with planted faults."""
 ENTRY = "_rlharness_pytest.py"
 """At the top level, where its name is its own."""
-PLUGINS = {"harness.runner.pytest_gpus"}
-"""Modules that users load with `pytest -p`; each has a page that says so."""
 _EXAMPLE_FILES = re.compile(r"pyproject\.toml|train\.py|tests/test_\w+\.py")
 _METADATA = re.compile(r"rlharness-[^/]+\.dist-info/")
 _OF_TESTS = re.compile(r"(^|/)(conftest|(fake|mock|stub|dummy|scripted)_\w+)\.py$")
@@ -107,7 +105,7 @@ def _is_used(path: str, sources: list[Source]) -> bool:
     named = re.compile(rf"\"{stem}(\.py)?\"|\"{re.escape(module)}[\":]|from {re.escape(module)} import")
     return (
         stem == "sitecustomize"
-        or module in entry_points() | PLUGINS
+        or module in entry_points()
         or any(
             named.search(source.text) or any(_is_or_below(origin, module) for _, origin in source.facts.imports)
             for source in sources
@@ -118,11 +116,6 @@ def _is_used(path: str, sources: list[Source]) -> bool:
 
 def _is_or_below(origin: str, module: str) -> bool:
     return origin == module or origin.startswith(f"{module}.")
-
-
-def test_a_page_says_how_each_plugin_is_loaded() -> None:
-    pages = "".join(page.read_text("utf-8") for page in ROOT.glob("harness/**/*.md"))
-    assert all(f"-p {module}" in pages for module in PLUGINS)
 
 
 @pytest.fixture(scope="module")

@@ -36,9 +36,9 @@ suite_options = opt.all_of(
     opt.option("-m marker EXPR", "Run only tests whose markers match, as -m of pytest does."),
     opt.option("--deselect NODE-ID", "Leave out the tests whose node id begins so. Repeatable.", multiple=True),
     opt.option("--shard K/N", "Run only shard K of N, balanced by expected durations."),
-    opt.option("--last-failed --lf", "Run only what failed or did not run in the latest run, else everything."),
+    opt.option("--last-failed --lf", "As --lf of pytest: run only what failed when it last ran, else everything."),
     opt.option("--resume RUN", "Keep what passed in this run, unless its file changed: an id, latest, or a directory."),
-    opt.option("--failed-first --ff", "Start the files that failed in the latest run first."),
+    opt.option("--failed-first --ff", "As --ff of pytest: start what failed when it last ran first."),
     opt.option("--needs needs_file", 'TOML file of globs of test files and needs: "tests/gpu/**" = 1.', FILE),
     opt.option("--mix-models/--no-mix-models", "Allow a file to get GPUs of different models."),
     opt.option("--workers-per-gpu N", "Files without a need that share each GPU and its memory.", opt.COUNT),
@@ -112,14 +112,14 @@ def run(invocation: Invocation, /, **given: Any) -> int:
     import sys
 
     from harness.process.clock import Clock
-    from harness.render.run_json import summary_json
-    from harness.render.run_reporters import make_reporters
     from harness.runner.reporter import Guarded
     from harness.runner.run import run_tests
 
     options = make_options(invocation, given)
 
     def reporters(directory: Path, clock: Clock) -> list[Guarded]:
+        from harness.render.run_reporters import make_reporters  # late: while the session starts
+
         # The display goes to stdout, or to stderr where stdout is asked to be JSON.
         stream, on_github = sys.stderr if options.json else sys.stdout, is_outermost_on_github(invocation.environ)
         return make_reporters(options, directory, clock, stream, say, on_github=on_github)
@@ -129,6 +129,8 @@ def run(invocation: Invocation, /, **given: Any) -> int:
         say(f"interrupted by {ended} before any test ran")
         return ExitCode.INTERRUPTED
     if options.json:
+        from harness.render.run_json import summary_json
+
         opt.show_json(summary_json(ended.state, ended.finished))
     if ended.failure is not None:
         if isinstance(ended.failure, HarnessError):
@@ -144,7 +146,7 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     outcome, and where the working directory hides this package.
     """
     from harness.runner.config import load_config_for, load_needs_file
-    from harness.runner.reruns.earlier_runs import find_run
+    from harness.runner.reruns.resume import find_run
     from harness.runner.schedule.packing import parse_shard
     from harness.runner.selections import split_selections
     from harness.runner.sessions.plugin_names import PLUGIN
@@ -158,6 +160,7 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     ]
     selecting += [f"--deselect={nodeid}" for nodeid in given["deselect"]]
     selecting += [f"-{name}" for name in "vqs" if given.get(name)]
+    selecting += [option for name, option in (("last_failed", "--lf"), ("failed_first", "--ff")) if given[name]]
     invocation = replace(invocation, trailing=(*selecting, *invocation.trailing))  # those after -- come later and win
     if refused := next((arg for arg in invocation.trailing if arg.partition("=")[0] in RUN_NOTHING), None):
         what = f"-- {refused}: with this option pytest runs no tests, or waits for input"

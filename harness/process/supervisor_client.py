@@ -230,7 +230,7 @@ class Supervisors:
         cgroup = f"{self._cgroup_prefix}-{os.path.basename(spec.marker)}" if self._cgroup_prefix else ""
         means = {"tier": self._backend, "cgroup": cgroup, "py_spy": self._py_spy}
         given = {each.name: getattr(spec, each.name) for each in fields(spec)}
-        return json.dumps(given | means | ({} if supervisor.is_parents else {"session": None}))
+        return json.dumps(given | means | ({"env": None} if supervisor.is_parents else {"session": None}))
 
     def _unrelated_pids(self) -> frozenset[int]:
         """The parent and the supervisors that live: no orphans of a lost one."""

@@ -12,7 +12,7 @@ from harness.bits.errors import ReportError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import open_regular
 from harness.bits.text import count, one_line, ranges
-from harness.process.program_output import OutputFilter, output_tail, show_file
+from harness.process.program_output import harmless, output_tail, show_file
 from harness.runner.events import RunFinished
 from harness.runner.need import Need
 from harness.runner.records.stats import RunState
@@ -255,8 +255,7 @@ def without_middle(text: str, limit: int = MAX_CHARS) -> str:
 
 def shown(text: str, *, colour: bool = False) -> str:
     """Return the text of a failure without anything that a terminal would obey but colours, if it may have them."""
-    output = OutputFilter(colour=colour)
-    return output.feed(text.encode("utf-8", "backslashreplace")) + output.finish()
+    return harmless(text.encode("utf-8", "backslashreplace"), colour=colour)
 
 
 def has_printed(result: UnitResult) -> bool:

@@ -40,11 +40,8 @@ class RunOptions:
     """How long to wait for GPUs that others use."""
     shard: Shard | None = None
     """Part of the collected units to run; None for all."""
-    last_failed: bool = False
-    """Run only what failed or did not run in the latest recorded run."""
     resume: "RecordedRun | None" = None
     """The run whose passed units are kept."""
-    failed_first: bool = False
     isolate: str = "file"
     """What has a process of its own: "file" or "test", a fork of the session that has collected the suite, or
     "interpreter", one started for each file."""

@@ -24,7 +24,6 @@ from harness.machine.gpu_health import Meter
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.gpus import read_with_meter
 from harness.machine.inventory import Inventory
-from harness.machine.network.preflight import Preflight, preflight
 from harness.process.child_env import PREFLIGHT
 from harness.process.claims import Claims
 from harness.process.clock import Clock, SystemClock
@@ -52,15 +51,8 @@ from harness.runner.options import RunOptions, runs_parts_of_files, selects_by_o
 from harness.runner.records.history import Expectation, History, HistoryKeeper
 from harness.runner.records.stats import RunState, closing_figures, exit_code
 from harness.runner.reporter import Guarded
-from harness.runner.reruns.earlier_runs import (
-    failed_first,
-    keep_passed,
-    read_last_failed,
-    select_last_failed,
-    with_digests,
-    with_kept,
-)
-from harness.runner.reruns.retries import Retries
+from harness.runner.reruns.resume import keep_passed, with_digests, with_kept
+from harness.runner.reruns.retries import NAMED, Retries
 from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.packing import Job, Plan, Queue, Shard, ShardPlan, lower_bound, plan, plan_shard
 from harness.runner.sessions.combined_coverage import combine_coverage
@@ -68,6 +60,7 @@ from harness.runner.sessions.suite import Suite
 from harness.runner.units import IsolationNote, SessionFailure, Unit, merge_notes
 
 if TYPE_CHECKING:
+    from harness.machine.network.preflight import Preflight
     from harness.runner.ray.cluster import RayCluster
 
 SCRATCH_S = 30.0
@@ -245,10 +238,6 @@ async def collect_and_plan(context: RunContext) -> Planned:
     sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
     expected: Mapping[str, Expectation] = context.history.expectations(sizes)
     collected, shard = _cut(collected, {path: each.seconds for path, each in expected.items()}, options.shard)
-    uses_last = options.last_failed or options.failed_first
-    last = await asyncio.to_thread(read_last_failed, options.results_root) if uses_last else None
-    if options.last_failed:
-        collected = select_last_failed(collected, last)
     if options.resume:
         collected = keep_passed(collected, options.resume)
     collected = set_aside_deselected(collected)
@@ -258,9 +247,8 @@ async def collect_and_plan(context: RunContext) -> Planned:
     if options.split and not selects_by_outcome(options.invocation.trailing):
         collected, expected = split_files(collected, expected, table, context.history)
     collected = with_kept(collected)
-    first: frozenset[int] = frozenset()
-    if options.failed_first:
-        collected, first = failed_first(collected, last)
+    failed_first = context.suite.failed_first
+    first = frozenset(number for number, unit in enumerate(collected.units) if unit.file_path in failed_first)
     jobs = [
         Job(number, unit.need, expected[unit.path].seconds)
         for number, unit in enumerate(collected.units)
@@ -409,7 +397,10 @@ class _Run:
     async def _finish_session(self) -> None:
         """Let pytest end its session, keep what it printed, and note an end that no test explains."""
         suite, log = self.context.suite, self.directory / "session.log"
-        has_failed = any(result.outcome.is_failure for result in self.state.results.values())  # accepted or not
+        results = self.state.results.values()
+        has_failed = any(result.outcome.is_failure for result in results)  # accepted or not
+        untold = (each for each in results if each.outcome.is_failure and not any(map(each.tests.__getitem__, NAMED)))
+        await suite.replay((), {each.unit.file_path: each.reason for each in untold})
         limit_s = self.options.grace_s if self.interruption.by else max(self.options.grace_s, SESSION_END_S)
         reason = await suite.finish(limit_s, has_failed)
         with suppress(OSError):
@@ -425,13 +416,15 @@ class _Run:
         work = partial(combine_coverage, self.directory, cwd, environ, collected.coverage)
         return (await asyncio.to_thread(work),)
 
-    async def _prepare(self) -> tuple[Planned, Preflight | None]:
+    async def _prepare(self) -> "tuple[Planned, Preflight | None]":
         """What there is to run, and what the network asks of it; nothing where a run around this one has asked it."""
         planned, environ = await collect_and_plan(self.context), self.options.invocation.environ
         units, rootdir = planned.collected.units, planned.collected.rootdir
         is_done = PREFLIGHT in environ or self.options.ray is not None  # this machine's network says nothing of theirs
         if is_done or not any(needs_network(unit, rootdir) for unit in units):
             return planned, None
+        from harness.machine.network.preflight import preflight  # late: few runs need it
+
         return planned, await preflight(environ, self.context.clock)
 
     def _unit_runner(self, collected: Collected, pins: Mapping[str, str] | None) -> UnitRunner:

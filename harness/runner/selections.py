@@ -1,7 +1,6 @@
 """Paths and node ids of a command line."""
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,37 +10,22 @@ from pathlib import Path
 class Selection:
     """A path as it was given, and what followed it: `TestA::test_x[1]`, empty for all of it."""
 
-    path: str
     absolute: Path
     rest: str
 
 
 def split_selections(paths: Sequence[str], cwd: Path) -> list[Selection]:
     """Split each of `paths` from the node id in it."""
-    selections = []
-    for path in paths:
-        file, rest = split_node_id(path, cwd)
-        selections.append(Selection(file, Path(os.path.abspath(cwd / file)), rest))
-    return selections
+    return [Selection(Path(os.path.abspath(cwd / file)), rest) for file, rest in map(split_node_id, paths)]
 
 
-def split_node_id(text: str, directory: Path) -> tuple[str, str]:
-    """Return the path of a path or node id, relative to `directory`, and what follows the `::` after it.
+def split_node_id(text: str) -> tuple[str, str]:
+    """Return the path of a path or node id, and what follows the `::` after it, as pytest splits them.
 
-    A `::` inside the brackets of a parameter set does not count. If that path does not exist, `[` and `::` may belong
-    to the name of a file: the path is then the shortest one before a `::` that is a file.
+    A `::` inside the brackets of a parameter set does not count, and a `[` before any `::` belongs to the path.
     """
     file, colons, _ = text.partition("[")[0].partition("::")
-    file = file if colons else text
-    if is_oddly_named(text) and not os.path.lexists(directory / file):
-        ends = [match.start() for match in re.finditer("::", text)] + [len(text)]
-        file = next((text[:end] for end in ends if os.path.isfile(directory / text[:end])), file)
-    return file, text[len(file) + 2 :]
-
-
-def is_oddly_named(path: str) -> bool:
-    """Return whether pytest takes a part of this path for a part of a node id."""
-    return "[" in path or "::" in path
+    return (file, text[len(file) + 2 :]) if colons else (text, "")
 
 
 def selected(selections: Sequence[Selection], file: Path, path: str) -> tuple[str, ...]:

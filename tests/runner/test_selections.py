@@ -23,9 +23,7 @@ def test_a_whole_file_beats_a_part_of_it(paths: Sequence[str]) -> None:
 
 
 def test_a_bracket_without_a_node_id_is_part_of_the_path() -> None:
-    assert split_selections(["odd[1]/test_a.py"], Path("/s")) == [
-        Selection("odd[1]/test_a.py", Path("/s/odd[1]/test_a.py"), "")
-    ]
+    assert split_selections(["odd[1]/test_a.py"], Path("/s")) == [Selection(Path("/s/odd[1]/test_a.py"), "")]
 
 
 @pytest.mark.full

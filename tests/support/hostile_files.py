@@ -21,7 +21,6 @@ from harness.lab.experiment.plain_yaml import read_yaml
 from harness.lab.gate.golden import Acceptance, Golden, GoldenError, read_goldens, write_golden
 from harness.recording.metrics import PrintedMetrics
 from harness.recording.run_spec import REJECTION, EntryCall, read_rejection
-from harness.runner.records.history import History, PastResult, parse_results, results_text
 from harness.runner.records.recorded_run import read_recorded_run
 from harness.runner.report_file import read_report
 from harness.trace.format import HEADER, CurvePoint, curve_line, frame, parse_curve, read_digested
@@ -30,7 +29,6 @@ from harness.trace.ops import read_ops
 from harness.trace.reader import read_trace
 from harness.trace.values import Float
 from harness.trace.writer import TraceWriter
-from tests.runner.records.hostile_histories import make_history
 from tests.support.hostile_checkpoints import readers_of_rlcore
 from tests.support.hostile_messages import readers_of_messages
 from tests.support.hostile_readers import Reader, json_lines, of_file, of_text
@@ -101,7 +99,6 @@ def _with_checksums(log: bytes) -> bytes:
 
 def _readers_of_runs(run: Path) -> list[Reader]:
     events, report = ((run / name).read_bytes() for name in ("events.jsonl", "units/0000/report.jsonl"))
-    results = results_text([PastResult("r", "passed", 1.5, 7)]).encode()
     return [
         Reader(
             "report.jsonl",
@@ -110,26 +107,7 @@ def _readers_of_runs(run: Path) -> list[Reader]:
             (ReportError, OSError),
         ),
         Reader("events.jsonl", (events,), of_file("events.jsonl", read_recorded_run), (UsageError,)),
-        Reader(
-            "history.sqlite",
-            (_history(), _history().replace(b"results", b"\xffesults")),
-            of_file("history.sqlite", _remembered),
-        ),
-        Reader("results in the history", (results,), lambda data, _: parse_results(data.decode(errors="replace"))),
     ]
-
-
-def _history() -> bytes:
-    with tempfile.TemporaryDirectory() as directory:
-        make_history(path := Path(directory) / "history.sqlite")
-        return path.read_bytes()
-
-
-def _remembered(at: Path) -> object:
-    with History.open(at / "history.sqlite") as history:
-        paths = ["tests/test_a.py"]
-        known = history.expectations(dict.fromkeys(paths, 1)), history.trends()
-        return *known, history.leaning_files(paths), history.test_durations_s(paths)
 
 
 def _readers_of_results() -> list[Reader]:

@@ -10,7 +10,6 @@ import os
 import stat
 from pathlib import Path
 
-from tests.runner.records.hostile_histories import make_history, name_victim
 from tests.support.hostile_documents import DEEP
 
 KINDS = ("runs", "replays", "gates", "chaos", "bisections", "demo", "traces")
@@ -39,8 +38,6 @@ def _make_own_directory(own: Path, around: Path, *, has_links: bool) -> None:
     for kind in KINDS if has_links else ():
         (own / kind).symlink_to(around / "home")
     (own / ".gitignore").symlink_to(around / "ignored")  # dangling: writing it would make that file
-    make_history(own / "history.sqlite")
-    name_victim(own / "history.sqlite", around / "precious.txt")
 
 
 def _make_traces(repo: Path, around: Path) -> None:

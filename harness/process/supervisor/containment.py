@@ -12,8 +12,8 @@ Every tier is a subreaper as well, and every tier ends by finding that no child 
 import errno
 import os
 import signal
-from collections.abc import Callable
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Protocol
 
 from harness.process.supervisor import process_tree, syscalls
 from harness.process.supervisor.process_tree import Process
@@ -300,11 +300,15 @@ def _be_init(start: Start, status_fd: int, go_fd: int) -> NoReturn:
             os.write(status_fd, f"{status}\n".encode())
 
 
-def restore_signals() -> None:
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
+"""Those whose handlers a supervisor sets, or Python itself."""
+
+
+def restore_signals(handlers: Mapping[int, Any] | None = None) -> None:
     """Undo, in a forked child, what the supervisor's loop did to signals: handlers, mask, wake-up pipe."""
     signal.set_wakeup_fd(-1)
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(signum, signal.SIG_DFL)
+    for signum in SIGNALS:
+        signal.signal(signum, (handlers or {}).get(signum) or signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

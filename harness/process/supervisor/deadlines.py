@@ -25,19 +25,14 @@ class Deadlines:
     def observe(self, line: dict[str, Any], now_s: float) -> None:
         """Take one line of the report into account."""
         kind = line.get("k")
-        if kind == "file":  # a worker begins with it
-            self._unit_s = now_s + (_seconds(line.get("timeout_s")) or float("inf"))
-            self._startup_s = now_s + (_seconds(line.get("startup_timeout_s")) or float("inf"))
-        if kind == "idle":  # until it gets the next
-            self._unit_s = float("inf")
-        if kind in ("collected", "finish", "idle"):
+        if kind in ("collected", "finish"):
             self._startup_s = float("inf")
         if kind == "forked":  # the process from which each test is forked ends a test that exceeds its limit
             self._slack_s = TEST_SLACK_S + FORK_SLACK_S + (_seconds(line.get("grace_s")) or 0.0)
         if kind == "start":
             limit_s = _seconds(line.get("timeout_s"))
             self._test_s = None if limit_s is None else now_s + limit_s + self._slack_s
-        elif kind in ("end", "finish", "idle"):
+        elif kind in ("end", "finish"):
             self._test_s = None
 
     def next_s(self) -> float:

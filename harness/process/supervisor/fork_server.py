@@ -59,8 +59,8 @@ def serve(server: socket.socket, supervise: Callable[[], None], answer: Callable
     It answers with the child's number, or with an error's number below zero; whatever is no order to fork, with what
     `answer` makes of it. A supervisor keeps the files that this process has opened.
     """
-    gc.collect()
     gc.freeze()  # a collection in a supervisor would touch, and so copy, the pages that all of them share
+    gc.enable()
     # A runner that is killed between its question and the answer closes the socket as well.
     with server, contextlib.suppress(ConnectionError):
         while True:

@@ -15,10 +15,9 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from harness.process.child_env import ATTEMPT_MARKER
+from harness.process.supervisor.containment import SIGNALS, restore_signals
 from harness.process.supervisor.fork_hazards import Watch, open_files
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
-"""Those whose handlers a supervisor sets."""
 ENV_START, ENV_END = 50, 51
 """Fields of /proc/self/stat, as proc(5) counts them: where the environment lies that the process was started with."""
 AFTER_NAME = 3
@@ -34,9 +33,7 @@ class ParentState:
         self._watch = watch
         self._files: frozenset[int] = frozenset()
         self._handlers: dict[int, Any] = {}
-        self._is_seeded = False
-        self._random_state = random.getstate()
-        self._seed, random.seed = random.seed, self._note_seed
+        self._restore_random: Callable[[], None]
 
     def take(self, own_files: Iterable[int]) -> None:
         """Keep what leaders shall have; `own_files` are those that they shall not."""
@@ -44,41 +41,48 @@ class ParentState:
             with suppress(OSError, ValueError):
                 stream.flush()
         self._handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
-        self._random_state = random.getstate()
+        self._restore_random = keep_random_state()
         self._files = frozenset(open_files()) - frozenset(own_files)
 
-    def give(self, env: Mapping[str, str]) -> None:
-        """In a leader: its own environment, standard input and random state, and no file of those above it."""
+    def give(self, env: Mapping[str, str], unset: Iterable[str]) -> None:
+        """In a leader: signals, standard input and random state as they were, and no file of those above it.
+
+        In its environment, only what is its own is changed: each page that a fork touches is copied.
+        """
+        restore_signals(self._handlers)
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd > 2 and fd not in self._files:
                 with suppress(OSError):
                     os.close(fd)
-        for signum, handler in self._handlers.items():
-            if handler is not None:
-                signal.signal(signum, handler)
-        self._set_environ(env)
+        self._watch.end()
+        for name in unset:
+            os.environ.pop(name, None)
+        os.environ.update(env)
+        show_marker(env.get(ATTEMPT_MARKER, ""))
         sys.stdin = open(0, encoding=sys.getdefaultencoding(), closefd=False)  # noqa: SIM115
         tempfile.tempdir = None
-        random.seed = self._seed
-        set_random_state(self._random_state if self._is_seeded else None)
+        self._restore_random()
+
+
+class _Seeding:
+    """Notes whether the suite has seeded `random`."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._seed, random.seed = random.seed, self._note_seed
 
     def _note_seed(self, *args: Any, **kwargs: Any) -> None:
         self._seed(*args, **kwargs)
-        self._is_seeded = True
-
-    def _set_environ(self, env: Mapping[str, str]) -> None:
-        """Set what is this attempt's own; what the process itself has set otherwise stays."""
-        self._watch.end()
-        for name in [name for name in self._watch.environ if name not in env]:
-            os.environ.pop(name, None)
-        os.environ.update({name: value for name, value in env.items() if self._watch.environ.get(name) != value})
-        show_marker(env.get(ATTEMPT_MARKER, ""))
+        self.is_done = True
 
 
-def set_random_state(state: tuple[Any, ...] | None) -> None:
-    """In a fork: set the state that a suite has seeded, which Python has replaced; leave it for None."""
-    if state is not None:
-        random.setstate(state)
+_SEEDING = _Seeding()
+
+
+def keep_random_state() -> Callable[[], None]:
+    """Return what gives a fork the state that a suite has seeded, which Python replaces; nothing happens without."""
+    state = random.getstate() if _SEEDING.is_done else None
+    return lambda: random.setstate(state) if state is not None else None
 
 
 def begin_fork() -> None:

@@ -40,9 +40,7 @@ KILL_ROUND_S = 0.05
 UNKILLABLE_POLL_S = 1.0
 PROBE_S = 5.0
 PROBE_ROUND_S = 0.002
-KINDS_WITH_LIMITS = tuple(
-    f'"{kind}"'.encode() for kind in ("start", "end", "collected", "finish", "forked", "file", "idle")
-)
+KINDS_WITH_LIMITS = tuple(f'"{kind}"'.encode() for kind in ("start", "end", "collected", "finish", "forked"))
 SETTLE_S = 1.0  # daemons that are already going (Ray's) are given this long before they count as left behind
 
 
@@ -253,7 +251,8 @@ def become_leader(order: dict[str, Any], lead: Lead | None) -> NoReturn:
     """In the forked child: a session of its own, output to the attempt's file, then the program, or `lead`."""
     try:
         os.setsid()
-        restore_signals()
+        if lead is None or order["session"] is None:  # else it has handlers of its own
+            restore_signals()
         if order["pid_file"]:
             with contextlib.suppress(OSError), open(order["pid_file"], "w", encoding="utf-8") as file:
                 file.write(f"{os.getpid()}\n")

@@ -15,7 +15,7 @@ from harness.runner.report_file import ListedTest
 from harness.runner.reruns.retries import Retries
 from harness.runner.schedule.leases import Lease
 from harness.runner.selections import split_node_id, split_selections
-from harness.runner.sessions.plugin_names import FORKED_TESTS, OWN_COVERAGE, XDIST, odd_name_plugins, plugin_arguments
+from harness.runner.sessions.plugin_names import FORKED_TESTS, OWN_COVERAGE, XDIST, plugin_arguments
 from harness.runner.sessions.pytest_command import pytest_command
 from harness.runner.sessions.suite import Suite
 from harness.runner.units import Unit, files_of
@@ -79,10 +79,9 @@ class AttemptSpecs:
         is_measured = self.collected.coverage is not None
         own_file = {COVERAGE_FILE: str(directory / ".coverage")} if is_measured else {}
         grace_s = self.options.grace_s if self.options.isolate == "test" else None
-        plugins = [XDIST, *odd_name_plugins(paths, invocation.cwd)]
-        plugins += [OWN_COVERAGE] * is_measured + [FORKED_TESTS] * (grace_s is not None)
+        plugins = [XDIST, *[OWN_COVERAGE] * is_measured, *[FORKED_TESTS] * (grace_s is not None)]
         env = self._env(lease, str(tmpdir), self.marker(number)) | own_file
-        files = tuple(dict.fromkeys(split_node_id(each, self.collected.rootdir)[0] for each in asked))
+        files = tuple(dict.fromkeys(split_node_id(each)[0] for each in asked))
         return ProcessSpec(
             argv=(
                 *pytest_command(self.options),
@@ -97,6 +96,8 @@ class AttemptSpecs:
             session=None
             if tests is None or self.options.ray or self.options.isolate == "interpreter" or self.suite.why_own(env)
             else {
+                "env": {name: value for name, value in env.items() if self.suite.env.get(name) != value},
+                "unset": [name for name in self.suite.env if name not in env],
                 "items": [test.number for test in tests],
                 "files": files,
                 "deselected": sum(self.collected.files[path].num_deselected for path in files_of(unit)),
@@ -156,6 +157,6 @@ class AttemptSpecs:
 
     def from_cwd(self, path: str) -> str:
         """A path or node id below the root directory, as pytest is to be given it in the working directory."""
-        file, rest = split_node_id(path, self.collected.rootdir)  # the rest is no path, though it may hold slashes
+        file, rest = split_node_id(path)  # the rest is no path, though it may hold slashes
         relative = os.path.relpath(self.collected.rootdir / file, self.options.invocation.cwd)
         return ("./" if relative.startswith("-") else "") + relative + (f"::{rest}" if rest else "")

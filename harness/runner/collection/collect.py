@@ -66,7 +66,7 @@ class Collected:
             wanted = unit.selection or unit.together or (unit.file_path,)
         found: dict[int, ListedTest] = {}
         for each in wanted:
-            path = split_node_id(each, self.rootdir)[0]
+            path = split_node_id(each)[0]
             tests = self.files[path].tests if path in self.files else None
             if tests is None:
                 return None
@@ -94,7 +94,7 @@ async def collect(options: RunOptions, suite: Suite) -> Collected:
     selections = split_selections(options.paths, cwd)
     not_found: dict[str, str] = {}
     for argument, text in facts["not_found"].items():
-        asked = os.path.abspath(cwd / split_node_id(argument, cwd)[0])
+        asked = os.path.abspath(cwd / split_node_id(argument)[0])
         path = Path(os.path.relpath(asked, rootdir)).as_posix()
         not_found[path] = "\n".join(filter(None, (not_found.get(path, ""), text.splitlines()[0])))
         files.setdefault(path, CollectedFile())

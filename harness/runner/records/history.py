@@ -2,21 +2,18 @@
 
 One SQLite file in the user's cache for each suite's root, shared by concurrent runs. None is read from a checkout,
 which anybody may have written. It is an aid, never a condition: a history that cannot be opened, read or written costs
-a run its good estimates and adds a line to `History.notes`, no more. A file with another schema, which may have views
-and triggers, is set aside under a new name before anything is asked of it.
+a run its good estimates and adds a line to `History.notes`, no more.
 """
 
 import difflib
 import json
-import math
 import os
-import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from harness.bits.errors import HarnessError
 from harness.bits.files import MALFORMED
@@ -36,26 +33,20 @@ NUM_RECENT = 5
 UNKNOWN_S = 30.0
 """Estimate for a file of average size where no duration is known at all: only its ratio to the others matters."""
 MAX_SIZE_FACTOR = 4.0
-MAX_BYTES = 64 << 20
-"""A larger file is set aside."""
 MAX_NAMES = 10_000
 """Files and tests whose results are kept: the latest; and as many are recorded in one run."""
-MAX_NAME_BYTES = 500
-"""Longer paths and node ids are not kept."""
-MAX_PEAK_BYTES = 10**15
-"""No GPU has a petabyte."""
 BUSY_TIMEOUT_S = 2.0
 SUFFIX = "-5.sqlite"
 """End of the file's name, with the version of the schema: each version of rlharness that has another one has a file."""
+# A name is a path or node id, which need not be UTF-8; numbers ascend with time; `recent` has the last results, oldest
+# first: [run id, outcome, seconds] and bytes of GPU memory where measured.
 SCHEMA = (
-    # The name is a path or node id as the file system spells it, which need not be UTF-8; numbers ascend with time;
-    # `recent` has the last results, oldest first: [run id, outcome, seconds] and bytes of GPU memory where measured.
-    "CREATE TABLE results (name BLOB PRIMARY KEY, number INTEGER NOT NULL, recent TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS results"
+    " (name BLOB PRIMARY KEY, number INTEGER NOT NULL, recent TEXT NOT NULL) WITHOUT ROWID"
 )
 RAN_TO_THE_END = (Outcome.PASSED, Outcome.FAILED, Outcome.LEANING, Outcome.NO_TESTS)
 TIMED = frozenset((*RAN_TO_THE_END, *("passed", "failed", "error", "xpassed", "xfailed")))
 """Outcomes with a duration that says how long the file or test takes."""
-_OUTCOMES = frozenset([*(each.value for each in Outcome), *(each.value for each in TestOutcome)])
 _T = TypeVar("_T")
 
 
@@ -123,9 +114,10 @@ class Trend:
 class History:
     """The results of earlier runs. Use `History.open`; close it, or use it as a context manager."""
 
-    def __init__(self, path: Path | None = None, notes: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path | None = None, note: str = "") -> None:
         self._path = path
-        self._notes = list(notes)
+        self.notes: tuple[str, ...] = (note,) if note else ()
+        """Notes for the user: a file set aside, a history that cannot be used or written."""
         self._connection: sqlite3.Connection | None = None
         self._num_recorded = 0
         """Results of files and tests recorded so far."""
@@ -145,10 +137,10 @@ class History:
             try:
                 history._connection = _connect(path)
                 break
-            except (OSError, sqlite3.OperationalError) as error:
-                history._notes.append(f"duration history {path}: {error}; durations are estimated and not recorded")
+            except sqlite3.OperationalError as error:
+                history._note(f"{error}; durations are estimated and not recorded")
                 break
-            except (ValueError, sqlite3.DatabaseError) as error:
+            except sqlite3.DatabaseError as error:
                 history._set_aside(error)
         return history
 
@@ -159,7 +151,7 @@ class History:
             path = history_path(root, environ)
         except HarnessError as error:
             why = f"duration history: {error.what}; durations are estimated and not recorded; {error.remedy}"
-            return cls(None, [why])
+            return cls(None, why)
         return cls.open(path) if is_run or path.exists() else cls()
 
     def close(self) -> None:
@@ -174,18 +166,14 @@ class History:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the user: a file set aside, a history that cannot be used or written."""
-        return tuple(self._notes)
-
-    # ---- results
-
     def trends(self) -> list[Trend]:
         """The last results of every file and test that is known, by name."""
-        rows = self._rows("SELECT name, recent FROM results", str)
-        found = (Trend(os.fsdecode(name), results) for name, recent in rows if (results := parse_results(recent)))
-        return sorted(found, key=lambda trend: trend.name)
+
+        def work(connection: "sqlite3.Connection") -> list[Trend]:
+            rows = connection.execute("SELECT name, recent FROM results")
+            return [Trend(name.decode("utf-8", "surrogatepass"), parse_results(recent)) for name, recent in rows]
+
+        return sorted(self._tried("reading", work, list[Trend]()), key=lambda trend: trend.name)
 
     def expectations(self, sizes: Mapping[str, int]) -> dict[str, Expectation]:
         """Return the expectation for each file of `sizes` (path -> size in bytes), in their order.
@@ -223,16 +211,16 @@ class History:
 
     def record(self, results: Mapping[str, PastResult]) -> None:
         """Add a result to each path or node id. Of the names of earlier runs, the latest MAX_NAMES stay."""
-        keys = {_name_bytes(name): result for name, result in results.items()}
 
         def work(connection: "sqlite3.Connection") -> None:
             if not self._number:
                 latest = "SELECT name FROM results ORDER BY number DESC LIMIT ?"
                 connection.execute(f"DELETE FROM results WHERE name NOT IN ({latest})", (MAX_NAMES,))
                 (self._number,) = connection.execute("SELECT coalesce(max(number), 0) + 1 FROM results").fetchone()
-            for key, result in keys.items():
-                if 0 < len(key) <= MAX_NAME_BYTES and self._num_recorded < MAX_NAMES:
+            for name, result in results.items():
+                if self._num_recorded < MAX_NAMES:
                     self._num_recorded += 1
+                    key = name.encode("utf-8", "surrogatepass")
                     row = connection.execute("SELECT recent FROM results WHERE name = ?", (key,)).fetchone()
                     recent = results_text([*(parse_results(row[0]) if row else ()), result])
                     connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", (key, self._number, recent))
@@ -240,11 +228,6 @@ class History:
         self._tried("recording", work, None)
 
     # ---- the file
-
-    def _rows(self, query: str, kind: type) -> list[tuple[Any, ...]]:
-        """The rows of a query that begin with a name and end with a value of a kind; none where it cannot be read."""
-        rows: list[tuple[Any, ...]] = self._tried("reading", lambda file: file.execute(query).fetchall(), [])
-        return [row for row in rows if isinstance(row[0], bytes) and b"\0" not in row[0] and isinstance(row[-1], kind)]
 
     def _tried(self, doing: str, work: Callable[["sqlite3.Connection"], _T], default: _T) -> _T:
         """Return the result of `work` in one transaction; `default`, and the history is closed, where it fails."""
@@ -255,19 +238,22 @@ class History:
         try:
             with self._connection as connection:
                 return work(connection)
-        except (sqlite3.Error, UnicodeError) as error:  # the latter for a text that is none
-            self._notes.append(f"duration history: {doing} it failed ({error}); this run records no more durations")
+        except (sqlite3.Error, *MALFORMED) as error:
+            self._note(f"{doing} it failed ({error}); this run records no more durations")
+            self.close()
             if not isinstance(error, sqlite3.OperationalError):
                 self._set_aside(error)
-            self.close()
             return default
 
+    def _note(self, why: str) -> None:
+        self.notes += (f"duration history {self._path}: {why}",)
+
     def _set_aside(self, error: Exception) -> None:
-        """Rename the file, which is broken or foreign."""
+        """Rename the file, which is broken or of another program."""
         aside = f"{self._path}.broken"
         with suppress(OSError):
             os.replace(str(self._path), aside)
-        self._notes.append(f"duration history {self._path} is unusable ({error}); set aside as {Path(aside).name}")
+        self._note(f"it is unusable ({error}); set aside as {Path(aside).name}")
 
 
 def history_path(root: Path, environ: Mapping[str, str]) -> Path:
@@ -276,28 +262,15 @@ def history_path(root: Path, environ: Mapping[str, str]) -> Path:
 
 
 def _connect(path: Path) -> "sqlite3.Connection":
-    """A connection to our schema in `path`, made where the file is missing or empty; ValueError for another file."""
+    """A connection to our schema in `path`, made where the file is missing or empty."""
     import sqlite3
 
-    for suffix in ("-journal", "-wal", "-shm"):  # none of ours is written, and SQLite deletes a file that one names
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
-    with suppress(FileNotFoundError):
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size > MAX_BYTES:
-            raise ValueError("it is no regular file of this user, or too large")
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level="IMMEDIATE")
     try:
         # A lost history costs an estimate; not worth waiting for the disk after every unit.
-        for pragma in ("trusted_schema = OFF", "journal_mode = MEMORY", "synchronous = OFF"):
-            connection.execute(f"PRAGMA {pragma}")
-        connection.execute("BEGIN IMMEDIATE")  # two runs that start together: one makes the schema, the other finds it
-        schema = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")]
-        if not schema:
-            for statement in SCHEMA:
-                connection.execute(statement)
-        elif sorted(schema) != sorted(SCHEMA):
-            raise ValueError("its schema is not that of a duration history")
-        connection.commit()
+        for statement in ("PRAGMA journal_mode = MEMORY", "PRAGMA synchronous = OFF", SCHEMA):
+            connection.execute(statement)
+        connection.execute("SELECT name, number, recent FROM results LIMIT 1")
     except BaseException:
         connection.close()
         raise
@@ -318,20 +291,9 @@ def estimate_s(size_bytes: int, known: Sequence[tuple[int, float]]) -> float:
     return median(seconds for _, seconds in known) * factor
 
 
-def parse_results(text: object) -> tuple[PastResult, ...]:
-    """The results in a row of the history; none where the row holds anything else than `results_text` writes."""
-    try:
-        return tuple(_result(*each) for each in json.loads(str(text)))
-    except MALFORMED:
-        return ()
-
-
-def _result(run_id: object, outcome: object, duration_s: object, peak_bytes: object = None) -> PastResult:
-    is_duration = isinstance(duration_s, int | float) and 0 <= duration_s < math.inf
-    is_peak = peak_bytes is None or (isinstance(peak_bytes, int) and 0 <= peak_bytes <= MAX_PEAK_BYTES)
-    if not (isinstance(run_id, str) and outcome in _OUTCOMES and is_duration and is_peak):
-        raise ValueError("not a result")
-    return PastResult(run_id, str(outcome), duration_s, peak_bytes)  # type: ignore[arg-type]
+def parse_results(text: str) -> tuple[PastResult, ...]:
+    """The results in a row of the history, as `results_text` writes them."""
+    return tuple(PastResult(*each) for each in json.loads(text))
 
 
 def results_text(results: Sequence[PastResult]) -> str:
@@ -341,14 +303,6 @@ def results_text(results: Sequence[PastResult]) -> str:
         for each in results[-NUM_RESULTS:]
     ]
     return json.dumps(kept, separators=(",", ":"))
-
-
-def _name_bytes(name: str) -> bytes:
-    """A path or node id as the file system spells it; nothing for one that it cannot spell."""
-    try:
-        return os.fsencode(name)
-    except UnicodeEncodeError:  # a test may have any name
-        return b""
 
 
 class HistoryKeeper:

@@ -1,4 +1,4 @@
-"""Read a run of tests back from events.jsonl and the reports of its units; merge several, such as shards."""
+"""Read a run of tests back from events.jsonl; merge several, such as shards."""
 
 import json
 import os
@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.bits.errors import ReportError, UsageError
+from harness.bits.errors import UsageError
 from harness.bits.exit_codes import ExitCode
 from harness.bits.files import MALFORMED, open_regular
-from harness.bits.text import count
 from harness.runner.events import (
     CollectionFinished,
     Event,
@@ -22,7 +21,6 @@ from harness.runner.events import (
     UnitFinished,
 )
 from harness.runner.records.stats import RunState, exit_code
-from harness.runner.report_file import TestOutcome, TestReport, read_report
 from harness.runner.units import Outcome, Unit, UnitResult
 
 if TYPE_CHECKING:
@@ -61,8 +59,6 @@ class RecordedRun:
     """None if the record has no end: the run was killed, or its disk was full."""
     num_unreadable: int = 0
     """Lines of the record that are no event."""
-    num_from_reports: int = 0
-    """Outcomes that the record lacks and the reports of the units have."""
 
     @property
     def is_incomplete(self) -> bool:
@@ -74,8 +70,8 @@ def read_recorded_run(path: Path) -> RecordedRun:
     """Return the run whose directory or record `path` is.
 
     The tests of the run can do anything to the record, and a full disk cuts it short: a line that is no event is passed
-    over and counted, and an outcome that is missing comes from the report of the unit. The directories of its units are
-    those beside the record where it has been moved with them. Raises UsageError for anything but the record of a run.
+    over and counted. The directories of its units are those beside the record where it has been moved with them. Raises
+    UsageError for anything but the record of a run.
     """
     record = path / RECORD if path.is_dir() else path
     found: dict[type[Event], Any] = {}
@@ -100,46 +96,7 @@ def read_recorded_run(path: Path) -> RecordedRun:
         raise _refused(path, "it does not begin with the start of a run")
     started, collected, finished = found[RunStarted], found.get(CollectionFinished), found.get(RunFinished)
     results = {unit: _moved(result, Path(started.directory), record.parent) for unit, result in results.items()}
-    num_in_record = len(results)
-    if collected is not None and (finished is None or num_unreadable):
-        for number, unit in enumerate(collected.units):
-            if unit.path not in results and (result := _reported_result(unit, record.parent / UNITS, number)):
-                results[unit.path] = result
-    from_reports = len(results) - num_in_record
-    return RecordedRun(
-        str(path), started, collected, results, tuple(quarantined), finished, num_unreadable, from_reports
-    )
-
-
-def _reported_result(unit: Unit, units: Path, number: int) -> UnitResult | None:
-    """Return the result of a unit as pytest reported it; None where the run may have had another one.
-
-    That is so after several attempts, and unless pytest ended in order with every test it had collected.
-    """
-    attempts = [*units.glob(f"{number:04d}"), *units.glob(f"{number:04d}-*")]
-    try:
-        report = read_report(attempts[0] / "report.jsonl") if len(attempts) == 1 else TestReport()
-    except (ReportError, OSError):
-        return None
-    is_whole = report.collected and report.ends.keys() >= set(report.nodeids) and not report.running
-    is_odd = report.collect_errors or report.lost or report.interrupted is not None
-    is_doubtful = report.unread or report.num_unreadable
-    if report.finished_exit not in (0, 1, 5) or not is_whole or is_odd or is_doubtful:
-        return None
-    outcomes = {end.outcome for end in report.ends.values()}
-    outcome = Outcome.PASSED if outcomes else Outcome.NO_TESTS
-    if report.finished_exit == 1 or outcomes & {TestOutcome.FAILED, TestOutcome.ERROR}:
-        outcome = Outcome.FAILED
-    return UnitResult(
-        unit,
-        outcome,
-        "as pytest reported; the record of events lacks this outcome",
-        sum(end.duration_s for end in report.ends.values()),
-        tests=report.counts(),
-        skip_reasons=report.skip_reasons(),
-        directory=str(attempts[0]),
-        num_deselected=report.num_deselected,
-    )
+    return RecordedRun(str(path), started, collected, results, tuple(quarantined), finished, num_unreadable)
 
 
 def _events(record: Path, named: Path) -> Iterator[Event | None]:
@@ -294,8 +251,6 @@ def _losses(run: RecordedRun) -> Iterator[str]:
     losses = [f"{run.name}: its record of events is incomplete"]
     if run.collected is None:
         losses.append("it has no units")
-    if run.num_from_reports:
-        losses.append(f"{count(run.num_from_reports, 'outcome')} from the reports of its units")
     if unknown:
         more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
         losses.append(f"no outcome of {', '.join(unknown[:MAX_NAMED])}{more}")

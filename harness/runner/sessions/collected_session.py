@@ -53,7 +53,7 @@ from harness.process.supervisor.fork_server import serve
 from harness.process.supervisor.forked_leader import ParentState, begin_fork, end, show_marker
 from harness.process.supervisor.main import supervise
 from harness.runner.sessions import own_coverage
-from harness.runner.sessions.forked_tests import can_fork, run_forked
+from harness.runner.sessions.forked_tests import REPLAYED, can_fork, replay_test, replay_warning, run_forked
 from harness.runner.sessions.threads_before import other_threads, plugin_of
 from harness.runner.sessions.ties import ties_of
 from harness.runner.sessions.xdist_fixtures import NUM_WORKERS
@@ -65,16 +65,11 @@ POISONED = 117
 MAX_AHEAD = 1000
 """Modules that a standby imports at most, after a file that poisoned."""
 MAX_ORDER_BYTES = 1 << 18
-REPORTING = (
-    *("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish", "pytest_warning_recorded"),
-    "pytest_keyboard_interrupt",
-)
+REPORTING = (*REPLAYED, "pytest_keyboard_interrupt")
 """Hooks that the session calls for its leaders, beside those at its end."""
 UNWRITABLE = "the list of test files cannot be written"
 """Begin of pytest's error where FILE cannot be written."""
 INSTALLED = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-TUPLES = ("location", "longrepr", "user_properties", "sections")
-"""Attributes of a report that are tuples, or lists of them."""
 BENCHMARK = "pytest_benchmark.session"
 """Asks whether pytest-xdist is active, and then times nothing, since files that run at once disturb each other."""
 KEY = pytest.StashKey["CollectedSession"]()
@@ -85,6 +80,9 @@ _encode, _decode = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDeco
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
+    # Most of what plugins and files make while they are imported stays: looking for garbage among it takes a third of
+    # the time. All of it is frozen before the first leader is forked.
+    gc.disable()
     group = parser.getgroup("rlharness")
     group.addoption("--rlharness-serve", metavar="FD", type=int, default=-1, help="Serve forks on this socket.")
     group.addoption("--rlharness-found", metavar="FILE", default="", help="Write what is collected to FILE.")
@@ -146,6 +144,8 @@ class CollectedSession:
         self._parent_state = ParentState(self._watch)
         self._clock = SystemClock()
         self._standby, self._forked_s = 0, float("-inf")
+        self._dropped: list[int] = []
+        """Standbys that have been killed, and are not reaped yet."""
         self._hazard: tuple[str, str] | None = None
         """What nothing can be forked for: a plugin or a conftest file has done it."""
         self._maxfail, self._is_collecting = 0, False
@@ -227,7 +227,7 @@ class CollectedSession:
 
     def _look_at_conftests(self) -> None:
         """Look at what plugins and conftest files have done: of that, forks would lack what a thread does."""
-        self._hazard = self._watch.hazard([self._standby])
+        self._hazard = self._watch.hazard(self._own_children())
         threads = other_threads()
         if self._hazard and threads:
             plugin = plugin_of(threads, self.config.pluginmanager.list_name_plugin())
@@ -258,7 +258,7 @@ class CollectedSession:
             traceback.print_exc()
             _exit(1)
         if self._hazard is None:
-            found = self._watch.hazard([self._standby])
+            found = self._watch.hazard(self._own_children())
             if found is not None or len(self._watch.reads) > before:
                 self._poison(collector, report, [*itertools.islice(sys.modules, modules, None)])
         self.note("imported", path=str(path))
@@ -311,7 +311,7 @@ class CollectedSession:
         syscalls.die_with_parent()
         order = _decode(text.decode())
         self.left_out[order["path"]] = order["why"]
-        self._standby, self._forked_s = 0, float("-inf")
+        self._standby, self._forked_s, self._dropped = 0, float("-inf"), []
         _give_new_files(self.config)
         self._import_ahead(order["modules"])
         self._renew_standby()
@@ -320,9 +320,17 @@ class CollectedSession:
         if self._standby:
             with suppress(ProcessLookupError):
                 _kill(self._standby, 9)
-            with suppress(ChildProcessError):
-                _waitpid(self._standby, 0)
+            self._dropped.append(self._standby)
             self._standby = 0
+
+    def _own_children(self) -> list[int]:
+        """Return the standbys that are children of this process, without those that can be reaped."""
+        for pid in [*self._dropped]:
+            with suppress(ChildProcessError):
+                if not _waitpid(pid, os.WNOHANG)[0]:
+                    continue
+            self._dropped.remove(pid)
+        return [self._standby, *self._dropped]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep what cannot be collected or skips itself, of files; note it of directories."""
@@ -384,7 +392,12 @@ class CollectedSession:
         of_file: dict[str, list[tuple[int, pytest.Item]]] = {path: [] for path in self.files.values()}
         for number, item in enumerate(session.items):
             of_file.setdefault(self._file_of(item), []).append((number, item))
+        options: Any = self.config.option
+        left_out = {self.files[path] for path in self.files if self.why_left_out(path)}
         for path, tests in of_file.items():
+            is_skipped = not (tests or self.num_deselected[path] or self.reports[path] or path in left_out)
+            if is_skipped and getattr(options, "lf", False):
+                continue
             errors = [report.longreprtext for report in self.reports[path] if report.failed]
             self.note("file", path=path, errors=errors, deselected=self.num_deselected[path], **self._tests(tests))
         config = self.config
@@ -399,6 +412,7 @@ class CollectedSession:
             hazard=self._hazard,
             reads=self._watch.reads,
             runs_with_errors=bool(config.option.continue_on_collection_errors),
+            failed_first=[*config.cache.get("cache/lastfailed", {})] if getattr(options, "failedfirst", False) else [],
         )
 
     # ---- the run
@@ -449,49 +463,17 @@ class CollectedSession:
             with suppress(OSError):
                 for record in json_objects(Path(path).read_text("utf-8", "replace").rpartition("\n")[0]):
                     if record.get("k") == "warning":
-                        self._replay_warning(record)
+                        replay_warning(self.config, record)
                     elif record.get("k") == "suite_property" and (xml := self.config.stash.get(xml_key, None)):
                         xml.add_global_property(str(record.get("name")), record.get("value"))
                     elif record.get("k") == "end":
                         ends[str(record.get("id"))] = record
-        for nodeid, record in ends.items():
-            self._replay(nodeid, record.get("reports") or ())
-        for nodeid, why in asked["lost"].items():
-            self._replay(nodeid, [why])
+        heard = {nodeid: record.get("reports") or () for nodeid, record in ends.items()}
+        for nodeid, reports in (*heard.items(), *((nodeid, [why]) for nodeid, why in asked["lost"].items())):
+            item = self._items.get(nodeid)
+            self.session.testscollected += item is None  # of a file with an interpreter of its own
+            replay_test(self.config, nodeid, item, reports)
         return _encode({"stop": str(self.session.shouldfail or self.session.shouldstop or "")}).encode()
-
-    def _replay(self, nodeid: str, reports: Iterable[Any]) -> None:
-        item = self._items.get(nodeid)
-        hook = item.ihook if item is not None else self.config.hook
-        location = item.location if item is not None else (nodeid.partition("::")[0], None, nodeid)
-        self.session.testscollected += item is None  # of a file with an interpreter of its own
-        keywords: Any = dict.fromkeys(item.keywords, 1) if item is not None else {}
-        hook.pytest_runtest_logstart(nodeid=nodeid, location=location)
-        for each in reports:
-            with suppress(TypeError, ValueError, KeyError, AssertionError):  # a test can write into its report
-                if isinstance(each, str):
-                    made = pytest.TestReport(nodeid, location, keywords, "failed", each, "call")
-                elif isinstance(each, list):
-                    when, outcome, *times = each
-                    made = pytest.TestReport(nodeid, location, keywords, outcome, None, when, (), *times)
-                else:
-                    data = {name: _tupled(value) if name in TUPLES else value for name, value in each.items()}
-                    made = self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
-                hook.pytest_runtest_logreport(report=made)
-        hook.pytest_runtest_logfinish(nodeid=nodeid, location=location)
-
-    def _replay_warning(self, record: dict[str, Any]) -> None:
-        module, _, name = str(record.get("category")).partition(":")
-        category = getattr(sys.modules.get(module), name, None)
-        if not (isinstance(category, type) and issubclass(category, Warning)):
-            category = UserWarning
-        with suppress(Exception):  # a category with arguments of its own
-            message = warnings.WarningMessage(
-                category(record["text"]), category, str(record["file"]), int(record["line"])
-            )
-            self.config.hook.pytest_warning_recorded.call_historic(
-                kwargs={"warning_message": message, "when": record["when"], "nodeid": record["id"], "location": None}
-            )
 
     # ---- a unit
 
@@ -506,7 +488,7 @@ class CollectedSession:
         try:
             self.is_child = True
             begin_fork()
-            self._parent_state.give(order["env"])
+            self._parent_state.give(order["session"]["env"], order["session"]["unset"])
             own_coverage.measure_afresh(self.config)
             sys.argv = [sys.argv[0], *order["argv"][order["argv"].index("pytest") + 1 :]]
             code = self._run(order["session"])
@@ -605,12 +587,6 @@ class _SuiteProperties:
 
     def add_attribute(self, name: str, value: object) -> None:
         """Leave out an attribute of a test."""
-
-
-def _tupled(value: Any) -> Any:
-    """A value of a report as pytest made it: JSON has no tuples."""
-    rows = [tuple(row) if isinstance(row, list) else row for row in value] if isinstance(value, list) else value
-    return tuple(rows) if isinstance(rows, list) and not any(isinstance(row, tuple) for row in rows) else rows
 
 
 def _is_installed(module: str) -> bool:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from harness.process.invocation import shadowing
 from harness.recording.private_package import private
-from harness.runner.selections import is_oddly_named, split_node_id
 
 PLUGIN = "harness.plugin"
 XDIST = "harness.runner.sessions.xdist_fixtures"
@@ -16,13 +15,6 @@ SESSION = "harness.runner.sessions.collected_session"
 """Collects the suite, and forks the processes of its units."""
 OWN_COVERAGE = "harness.runner.sessions.own_coverage"
 """Measures the coverage of one process."""
-ODD_NAMES = "harness.runner.sessions.odd_names"
-"""Lets pytest take files whose names hold `[` or `::` as arguments."""
-
-
-def odd_name_plugins(arguments: Sequence[str], cwd: Path) -> tuple[str, ...]:
-    """Return the plugin that a pytest with these paths and node ids needs; none for most."""
-    return (ODD_NAMES,) if any(is_oddly_named(split_node_id(each, cwd)[0]) for each in arguments) else ()
 
 
 def plugin_arguments(names: Sequence[str], cwd: Path, *, is_safe: bool) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from harness.process.supervisor_client import find_py_spy
 from harness.runner.need import Need
 from harness.runner.options import RunOptions
 from harness.runner.report_file import ListedTest
-from harness.runner.sessions.plugin_names import OWN_COVERAGE, SESSION, XDIST, odd_name_plugins, plugin_arguments
+from harness.runner.sessions.plugin_names import OWN_COVERAGE, SESSION, XDIST, plugin_arguments
 from harness.runner.sessions.pytest_command import pytest_command
 from harness.runner.units import IsolationCode, IsolationNote, NotForked
 
@@ -131,12 +131,11 @@ class Suite:
     def _start(self) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         cwd = self._options.invocation.cwd
-        names = (XDIST, OWN_COVERAGE, SESSION, *odd_name_plugins(self._options.paths, cwd))
         with its, self.log.open("ab") as output:
             process = subprocess.Popen(
                 [
                     *pytest_command(self._options),
-                    *plugin_arguments(names, cwd, is_safe=self._options.safe_path),
+                    *plugin_arguments((XDIST, OWN_COVERAGE, SESSION), cwd, is_safe=self._options.safe_path),
                     f"--rlharness-serve={its.fileno()}",
                     f"--rlharness-found={self._list}",
                     *(f"--rlharness-left-out={why}:{path}" for path, why in self._found.left_out.items()),
@@ -213,6 +212,11 @@ class Suite:
         """What pytest knows of the whole: `found` of the list."""
         assert self._found.facts is not None
         return self._found.facts
+
+    @property
+    def failed_first(self) -> frozenset[str]:
+        """Files that pytest's `--ff` is to run first."""
+        return frozenset(nodeid.partition("::")[0] for nodeid in self.facts["failed_first"])
 
     def _take(self, lines: Sequence[bytes]) -> None:
         found = self._found

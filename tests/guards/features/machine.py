@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -134,15 +133,6 @@ PLAN = Run(
         "tests/test_shared.py": _NEEDS.format("1, memory_gb=20, shared=True"),
         "tests/test_shared2.py": _NEEDS.format("1, memory_gb=21, shared=True"),
     },
-)
-XDIST = Run(
-    name="pytest-gpus",
-    program=(sys.executable, "-m", "pytest"),
-    command=("-p", "harness.runner.pytest_gpus", "--gpus=auto", "--gpus-per-worker=2", "-n1", "tests"),
-    files={"tests/test_env.py": f"{_ENV}Path('state.json').write_text(json.dumps({{'env': dict(os.environ)}}))\n"},
-    env=_STUB,
-    prepare=_pretend(StubGpu(), StubGpu()),
-    package="cc",
 )
 RANKS = Run(
     name="fixtures",
@@ -290,13 +280,6 @@ FEATURES = (
             and scheduled(s, "shared")["gpu_ids"] == scheduled(s, "shared2")["gpu_ids"]
         ),
         PLAN,
-    ),
-    Feature("pytest --gpus", XDIST, "both GPUs", lambda s: "," in s.load("state.json")["env"]["CUDA_VISIBLE_DEVICES"]),
-    Feature(
-        "pytest --gpus-per-worker",
-        XDIST,
-        "both GPUs",
-        lambda s: "," in s.load("state.json")["env"]["CUDA_VISIBLE_DEVICES"],
     ),
     Feature(
         "fixture distributed",

@@ -46,11 +46,6 @@ def test_a_retry_runs_all_files_of_the_group_again(tmp_path: Path) -> None:
     write_suite(tmp_path, {**FILES, "test_b.py": once, "pyproject.toml": TOGETHER})
     done = run(tmp_path, "run", "--gpus", "none", "--retries", "1")
     assert (done.outcomes["test_b.py"], done.code) == ("flaky", 0)
-    write_suite(tmp_path, {"test_b.py": "import os\ndef test_bad(): assert not os.environ['OF_A']\n"})
-    assert run(tmp_path, "run", "--gpus", "none").outcomes["test_b.py"] == "failed"
-    write_suite(tmp_path, {"test_b.py": READS.replace("test_reads", "test_bad")})
-    done = run(tmp_path, "run", "--gpus", "none", "--last-failed")
-    assert (done.outcomes, done.code) == ({"test_b.py": "passed"}, 0)
 
 
 def test_a_value_that_is_no_list_of_lists_is_refused(tmp_path: Path) -> None:

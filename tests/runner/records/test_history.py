@@ -5,7 +5,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +27,10 @@ from harness.runner.records.history import (
     Trend,
     estimate_s,
     history_path,
-    parse_results,
     select_trends,
 )
 from harness.runner.records.stats import RunState
 from harness.runner.units import Attempt, GpuMemoryUse, NeedSource, Outcome, Part, Unit, UnitResult, Unmeasured
-from tests.runner.records.hostile_histories import MALFORMED, name_victim, with_endless_trigger, with_endless_view
 from tests.support.cli_commands import type_command
 from tests.support.suite_runs import HARNESS, QUICK, environment, write_suite
 
@@ -186,12 +183,6 @@ def test_the_number_of_names_is_bounded(path: Path, monkeypatch: pytest.MonkeyPa
     assert X in names and not any("old" in name for name in names), "the oldest go"
 
 
-def test_names_that_no_file_has_or_that_are_too_long_are_left_out(path: Path) -> None:
-    odd = os.fsdecode(b"tests/test_\xff.py::test_x")
-    keep(path, "r1", (f"{A}::" + "x" * 1000, "passed", 0.1), (f"{A}::\ud800", "passed", 0.1), (odd, "passed", 0.1))
-    assert list(trends(path)) == [A, odd]
-
-
 def test_measured_memory_of_files_and_their_tests_is_recorded(path: Path) -> None:
     use = GpuMemoryUse(5, None, X, {X: 5, f"{A}::unknown": 9})
     keep(path, "r1", (X, "passed", 0.5), (Y, "passed", 0.5), of=replace(result(), gpu_memory=use))
@@ -201,47 +192,11 @@ def test_measured_memory_of_files_and_their_tests_is_recorded(path: Path) -> Non
         assert peaks == {A: [5, None], X: [5, None], Y: [None]}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        5,
-        "{}",
-        "[1]",
-        '[["r1", "great", 1.0]]',
-        '[["r1", "passed", -1.0]]',
-        '[["r1", "passed", NaN]]',
-        '[["r1", "passed"]]',
-        '[[5, "passed", 1.0]]',
-        '[["r1", "passed", 1.0, 2.5]]',
-        '[["r1", "passed", 1.0, -1]]',
-        '[["r1", "passed", 1.0, 10000000000000000000]]',
-        '[["r1", ["passed"], 1.0]]',
-        "[" * 4000,
-    ],
-)
-def test_a_row_with_anything_else_has_no_results(text: object) -> None:
-    assert parse_results(text) == ()
-
-
-def test_rows_that_are_no_results_are_passed_over_and_replaced(path: Path) -> None:
-    keep(path, "r1", (Y, "passed", 0.5))
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE results SET recent = 'many' WHERE name = CAST(? AS BLOB)", (A,))
-        connection.execute("INSERT INTO results VALUES (5, 'many', 'passed')")
-        connection.execute("INSERT INTO results VALUES (x'6100', 7, printf('%.*c', 900000, '['))")
-        connection.commit()
-    assert list(trends(path)) == [Y]
-    keep(path, "r2", (X, "passed", 0.5))
-    assert trends(path)[A] == [("r2", "passed", 2.0)]
-
-
 # ---- the file
 
 
-@pytest.mark.parametrize("make", MALFORMED, ids=lambda make: make.__name__)
-def test_a_file_that_is_no_history_is_set_aside(path: Path, make: Callable[[Path], None]) -> None:
-    make(path)
+def test_a_file_that_is_no_history_is_set_aside(path: Path) -> None:
+    path.write_text("not a database, and long enough to be taken for the header of one\n" * 50)
     found = path.lstat()
     with History.open(path) as kept:
         kept.expectations(SIZES)
@@ -252,12 +207,14 @@ def test_a_file_that_is_no_history_is_set_aside(path: Path, make: Callable[[Path
     assert expected_s(path)[A] == 5.0
 
 
-def test_the_journal_of_a_crash_deletes_no_file(path: Path, tmp_path: Path) -> None:
-    keep(path, "r1", of=result(duration_s=5.0))
-    (victim := tmp_path / "id_rsa").write_text("mine")
-    name_victim(path, victim)
-    assert (expected_s(path)[A], victim.read_text()) == (5.0, "mine")
-    assert sorted(os.listdir(tmp_path)) == ["history.sqlite", "id_rsa"]
+def test_a_row_that_is_damaged_costs_a_note(path: Path) -> None:
+    keep(path, "r1", (Y, "passed", 0.5))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE results SET recent = '[['")
+        connection.commit()
+    with History.open(path) as kept:
+        assert kept.trends() == []
+        assert "reading it failed" in kept.notes[0]
 
 
 def test_a_lock_that_is_never_released_costs_a_note(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,27 +281,19 @@ def cached(suite: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["plan", pytest.param("run", marks=pytest.mark.full)])
-def test_a_history_that_a_checkout_brings_along_is_neither_read_nor_changed(
-    checkout: Path, tmp_path: Path, command: str
-) -> None:
-    victim, brought = tmp_path / "id_rsa", checkout / ".rlharness" / "history.sqlite"
-    victim.write_text("mine")
+def test_a_history_that_a_checkout_brings_along_is_neither_read_nor_changed(checkout: Path, command: str) -> None:
+    brought = checkout / ".rlharness" / "history.sqlite"
     brought.parent.mkdir()
-    with_endless_view(brought)
-    name_victim(brought, victim)
-    before = brought.read_bytes()
+    brought.write_text("mine")
     done = rlharness(checkout, command)
     assert done.returncode == ExitCode.OK
     assert "duration history" not in done.stdout + done.stderr
-    assert (brought.read_bytes(), victim.read_text()) == (before, "mine")
+    assert brought.read_text() == "mine"
 
 
 @pytest.mark.full
 def test_a_run_learns_into_my_cache_and_not_into_the_checkout(checkout: Path) -> None:
-    with_endless_trigger(cached(checkout))
-    done = rlharness(checkout, "run")
-    assert done.returncode == ExitCode.OK
-    assert "duration history" in done.stdout, "it was set aside"
+    assert rlharness(checkout, "run").returncode == ExitCode.OK
     assert sorted(path.name for path in (checkout / ".rlharness").iterdir()) == [".gitignore", "runs"]
     found = trends(cached(checkout))
     ((run_id, outcome, _),) = found.pop("test_a.py")

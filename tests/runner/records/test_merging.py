@@ -13,7 +13,6 @@ from harness.bits.exit_codes import ExitCode
 from harness.runner import events
 from harness.runner.need import Need
 from harness.runner.records.recorded_run import MergedRun, merge_runs, read_recorded_run
-from harness.runner.report_file import TestOutcome
 from harness.runner.schedule.packing import ShardPlan
 from harness.runner.units import NeedSource, Outcome, SessionFailure, Unit, UnitResult
 from tests.support.suite_runs import QUICK, run, write_suite
@@ -146,41 +145,6 @@ def test_a_unit_without_an_outcome_has_none_in_the_merged_run(tmp_path: Path) ->
     assert run.errors == (f"{tmp_path / 'run0'}: its record of events is incomplete; no outcome of b, c",)
 
 
-def reported(directory: Path, number: str, nodeid: str, exit_code: int | None, outcome: str = "passed") -> None:
-    """Write the report of an attempt with one test."""
-    (attempt := directory / "units" / number).mkdir(parents=True)
-    records: list[dict[str, object]] = [
-        {"k": "hello", "version": 1, "pid": 1},
-        {"k": "collected", "need": Need().to_json(), "nodeids": [nodeid]},
-        {"k": "start", "id": nodeid, "timeout_s": None},
-        {"k": "end", "id": nodeid, "outcome": outcome, "duration_s": 1.5},
-        *([{"k": "finish", "exit": exit_code}] if exit_code is not None else []),
-    ]
-    (attempt / "report.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
-
-
-def test_outcomes_that_a_record_lacks_come_from_reports(tmp_path: Path) -> None:
-    """Known from a report: b and c. Not known: d without pytest's end, e with two attempts, f without a report."""
-    path = Record({"a": P, "b": None, "c": None, "d": None, "e": None, "f": None}, None).write(tmp_path / "run")
-    reported(path, "0001", "b::test", 0)
-    reported(path, "0002", "c::test", 1, "failed")
-    reported(path, "0003", "d::test", None)
-    reported(path, "0004", "e::test", 1, "failed")
-    reported(path, "0004-1", "e::test", 0)
-    run = merge_runs([read_recorded_run(path)])
-    assert outcomes(run) == {"a": "passed", "b": "passed", "c": "failed"}
-    lacks = "its record of events is incomplete; 2 outcomes from the reports of its units; no outcome of d, e, f"
-    assert run.errors == (f"{path}: {lacks}",)
-    assert (run.exit_code, run.state.tests[TestOutcome.PASSED], run.state.sequential_s) == (
-        ExitCode.TESTS_FAILED,
-        1,
-        3.0,
-    )
-    with (path / "events.jsonl").open("a") as record:
-        record.write('{"event": "unit_fin')
-    assert outcomes(merge_runs([read_recorded_run(path)])) == outcomes(run)
-
-
 BROKEN = (
     b"no json",
     b"[1, 2]",
@@ -223,8 +187,6 @@ def test_a_record_cut_anywhere_never_has_another_outcome_than_the_run(tmp_path: 
         assert outcomes(found).items() <= known.items()
         assert found.exit_code in (ExitCode.TESTS_FAILED, ExitCode.INTERRUPTED)
         assert size >= ends[-1] or "its record of events is incomplete" in found.finished.error
-        if found.state.units and size < ends[-1]:
-            assert {"test_a.py", "test_b.py"} <= outcomes(found).keys(), "their reports are whole"
     record.write_bytes(data[: ends[-2]])
     told = run(tmp_path, "merge", str(record.parent))
     assert "killed" not in told.stdout

@@ -11,7 +11,7 @@ from harness.runner.collection.collect import Collected
 from harness.runner.events import CollectionFinished, RunStarted
 from harness.runner.need import Need
 from harness.runner.records.recorded_run import RecordedRun
-from harness.runner.reruns.earlier_runs import keep_passed, with_digests
+from harness.runner.reruns.resume import keep_passed, with_digests
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.support.suite_runs import Done, run, write_suite
 
