@@ -7,7 +7,7 @@ from tests.architecture_rules import Owned
 
 SUPERVISOR = ("harness/process/supervisor/",)
 # The session that collects ends its standby, and ends where a file poisons it; the runner's side ends both.
-SESSION = ("harness/runner/sessions/collected_session.py", "harness/runner/sessions/suite.py")
+SESSION = tuple(f"harness/runner/sessions/{name}.py" for name in ("collected_session", "forked_tests", "suite"))
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
     "harness/bits/redaction.py",  # what --no-redact says reaches every process that writes
