@@ -96,10 +96,10 @@ def nvml(part: Part) -> None:
                 "compute mode": pynvml.nvmlDeviceGetComputeMode,
                 "remapped rows": pynvml.nvmlDeviceGetRemappedRows,
                 "events": lambda handle: hex(pynvml.nvmlDeviceGetSupportedEventTypes(handle)),
-                "read: total, used": lambda handle: memory_of(handle),
+                "read: total, used": memory_of,
                 "read: processes": lambda handle: [str(process) for process in compute_processes(handle)],
-                "read: display": lambda handle: display_bytes(handle),
-                "read: fabric": lambda handle: fabric_problem(handle),
+                "read: display": display_bytes,
+                "read: fabric": fabric_problem,
             }
             for name, question in questions.items():
                 try:
