@@ -101,7 +101,6 @@ class MachineHealth:
     gpus: tuple[GpuHealth, ...] = ()
     problem: str = ""
     """Why the driver's library did not start; empty where it did."""
-    has_driver: bool = True
 
 
 @dataclass(frozen=True, slots=True)

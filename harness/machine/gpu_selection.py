@@ -31,6 +31,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 from harness.bits.errors import InventoryError, UsageError
 from harness.machine.inventory import Gpu
@@ -56,6 +57,12 @@ class Device:
     """The GPU's model, of which an instance has a part; empty if the driver does not report it."""
     old_mig_name: str = ""
     """The instance's name before driver 470, still understood: "MIG-GPU-8f2…/1/0"."""
+    handle: Any = None
+    """The driver's, of the GPU or of the part of one; None where there is none."""
+    gpu_handle: Any = None
+    """The driver's, of the whole GPU."""
+    problem: str = ""
+    """Why it cannot be used; empty where nothing is known against it."""
 
 
 @dataclass(frozen=True, slots=True)

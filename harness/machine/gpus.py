@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from harness.bits.errors import BusyGpusError, InventoryError
 from harness.machine.gpu_health import MachineHealth, Meter
@@ -14,9 +15,11 @@ from harness.machine.gpu_selection import (
     visible_devices,
 )
 from harness.machine.inventory import Gpu, Inventory, LeftOut
-from harness.machine.nvml import NoDriverError, NvidiaDriver
 from harness.process.child_env import Surroundings, surrounding_lease
 from harness.process.claims import Claims, holder_of
+
+if TYPE_CHECKING:
+    from harness.machine.nvml import NvidiaDriver
 
 MAX_MARKER_CHARS = 40
 """Of the name of an attempt, in a claim, which must not be long."""
@@ -48,6 +51,8 @@ def read_with_meter(
         return Inventory(gpus=asked.simulated, pretended=True), Meter()
     if asked.num_gpus == 0:
         return Inventory(), Meter()
+    from harness.machine.nvml import NoDriverError, NvidiaDriver  # late: it takes 20 ms
+
     with ExitStack() as stack:
         try:
             driver = stack.enter_context(NvidiaDriver())
@@ -68,20 +73,21 @@ def read_with_meter(
 
 def read_machine(environ: Mapping[str, str]) -> tuple[MachineHealth, Inventory]:
     """Return the health of the GPUs and which of them are free; the driver is opened once for both."""
+    from harness.machine.nvml import NoDriverError, NvidiaDriver
+
     try:
         with NvidiaDriver() as driver:
             health = driver.health()
             return health, Inventory() if health.problem else _take(driver, Selection(), environ, None)
     except NoDriverError as error:
-        return MachineHealth(problem=str(error), has_driver=not error.is_absent), Inventory()
+        return MachineHealth(problem=str(error)), Inventory()
 
 
-def _take(driver: NvidiaDriver, asked: Selection, environ: Mapping[str, str], claims: Claims | None) -> Inventory:
-    gpus = driver.list_gpus()
-    devices = [gpu.device for gpu in gpus]
+def _take(driver: "NvidiaDriver", asked: Selection, environ: Mapping[str, str], claims: Claims | None) -> Inventory:
+    devices = driver.list_gpus()
     visible = visible_devices(devices, environ)
-    mine = [gpus[devices.index(device)] for device in visible.devices]
-    wanted = find_named(asked, visible.devices) if asked.names else range(len(mine))
+    mine = visible.devices
+    wanted = find_named(asked, mine) if asked.names else range(len(mine))
     num_wanted = len(mine) if asked.num_gpus is None else asked.num_gpus
     around = surrounding_lease(environ)
     taken: list[Gpu] = []
@@ -89,7 +95,7 @@ def _take(driver: NvidiaDriver, asked: Selection, environ: Mapping[str, str], cl
     for index in wanted:
         if len(taken) == num_wanted:
             break
-        is_as_is = asked.is_as_is or mine[index].device.uuid in around.gpu_ids
+        is_as_is = asked.is_as_is or mine[index].uuid in around.gpu_ids
         found = driver.examine(mine[index], index, is_as_is=is_as_is)
         if isinstance(found, Gpu):
             found = _claim(found, claims, around)

@@ -1,4 +1,4 @@
-"""GPUs of NVIDIA, read through NVML: the only file that imports pynvml, which it does on the first call.
+"""GPUs of NVIDIA, read through NVML: the only file that imports pynvml.
 
 NVML's order is the PCI bus order; inside the harness a GPU is its UUID. What NVML does not report (NOT_SUPPORTED and
 the like) is unknown; a GPU that answers with an error (fallen off the bus, reset required) is left out with NVML's
@@ -10,8 +10,10 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
+
+import pynvml as nvml
 
 from harness.bits.redaction import redact_argv
 from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, GpuProcess, MachineHealth, Meter
@@ -42,24 +44,6 @@ FABRIC_TROUBLE = {1: "it has not been started", 2: "it is still coming up"}
 class NoDriverError(Exception):
     """No driver that answers; the message is for a person."""
 
-    def __init__(self, message: str, *, is_absent: bool = False) -> None:
-        super().__init__(message)
-        self.is_absent = is_absent
-        """Whether this machine has no driver at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListedGpu:
-    """A device as NVML lists it."""
-
-    device: Device
-    handle: Any
-    """Handle of the GPU or of the part of one; None where there is none."""
-    gpu_handle: Any
-    """Handle of the whole GPU."""
-    problem: str = ""
-    """Why it cannot be used; empty where nothing is known against it."""
-
 
 class NvidiaDriver(Meter):
     """NVML, open from the first moment to `close`. Raises NoDriverError where it does not start."""
@@ -67,15 +51,12 @@ class NvidiaDriver(Meter):
     is_simulated = False
 
     def __init__(self) -> None:
-        import pynvml
-
         try:
-            pynvml.nvmlInit()
-        except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
-            raise NoDriverError("no NVIDIA driver here", is_absent=True) from error
-        except pynvml.NVMLError as error:
+            nvml.nvmlInit()
+        except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded) as error:
+            raise NoDriverError("no NVIDIA driver here") from error
+        except nvml.NVMLError as error:
             raise NoDriverError(_no_answer(error)) from error
-        self._nvml: Any = pynvml
         self._xids: XidWatch | None = None
 
     def __enter__(self) -> "NvidiaDriver":
@@ -86,68 +67,65 @@ class NvidiaDriver(Meter):
 
     def close(self) -> None:
         """Let go of the driver."""
-        with suppress(self._nvml.NVMLError):  # a driver that went away meanwhile has nothing left to close
-            self._nvml.nvmlShutdown()
+        with suppress(nvml.NVMLError):  # a driver that went away meanwhile has nothing left to close
+            nvml.nvmlShutdown()
 
     # ---- inventory ----
 
-    def list_gpus(self) -> list[ListedGpu]:
+    def list_gpus(self) -> list[Device]:
         """Return every GPU in NVML's order, a GPU in MIG mode as its instances; NoDriverError where none is counted.
 
         Only GPUs that can be opened are numbered: CUDA does not count one that is lost or that a cgroup forbids.
         """
-        nvml = self._nvml
-        gpus: list[ListedGpu] = []
+        gpus: list[Device] = []
         num_opened = 0
         try:
             num_gpus = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError as error:
             raise NoDriverError(_no_answer(error)) from error
         for number in range(num_gpus):
-            device = Device(UNOPENED, "", "", "")
+            uuid = model = ""
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(number)
                 uuid = nvml.nvmlDeviceGetUUID(handle)
-                device = Device(UNOPENED, uuid, uuid, nvml.nvmlDeviceGetName(handle))
-                opened = Device(num_opened, uuid, uuid, device.model)
-                gpus += self._instances(opened, handle) or [ListedGpu(opened, handle, handle)]
+                model = nvml.nvmlDeviceGetName(handle)
+                gpu = Device(num_opened, uuid, uuid, model, handle=handle, gpu_handle=handle)
+                gpus += self._instances(gpu) or [gpu]
                 num_opened += 1
             except nvml.NVMLError as error:
-                gpus.append(ListedGpu(device, None, None, _unreadable(error)))
+                gpus.append(Device(UNOPENED, uuid, uuid, model, problem=_unreadable(error)))
         return gpus
 
-    def _instances(self, gpu: Device, handle: Any) -> list[ListedGpu]:
+    def _instances(self, gpu: Device) -> list[Device]:
         """The MIG instances of `gpu`; empty where it is not in MIG mode."""
-        nvml = self._nvml
-        mode = ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
+        mode = ask(nvml.nvmlDeviceGetMigMode, gpu.handle)
         if not mode or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return []
         instances = []
-        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle)):
             # For a number without an instance, drivers answer one of the first two; the third is somebody else's.
             with suppress(nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument, nvml.NVMLError_NoPermission):
-                instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-                gi, ci = nvml.nvmlDeviceGetGpuInstanceId(instance), nvml.nvmlDeviceGetComputeInstanceId(instance)
-                uuid = nvml.nvmlDeviceGetUUID(instance)
-                device = Device(gpu.ordinal, gpu.gpu_uuid, uuid, gpu.model, f"MIG-{gpu.gpu_uuid}/{gi}/{ci}")
-                instances.append(ListedGpu(device, instance, handle))
-        return instances or [ListedGpu(gpu, handle, handle, "its MIG mode is on and it has no instance")]
+                handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, number)
+                gi, ci = nvml.nvmlDeviceGetGpuInstanceId(handle), nvml.nvmlDeviceGetComputeInstanceId(handle)
+                name = f"MIG-{gpu.gpu_uuid}/{gi}/{ci}"
+                uuid = nvml.nvmlDeviceGetUUID(handle)
+                instances.append(replace(gpu, uuid=uuid, old_mig_name=name, handle=handle))
+        return instances or [replace(gpu, problem="its MIG mode is on and it has no instance")]
 
-    def examine(self, listed: ListedGpu, index: int, *, is_as_is: bool) -> Gpu | LeftOut:
+    def examine(self, device: Device, index: int, *, is_as_is: bool) -> Gpu | LeftOut:
         """Return the GPU as it may be leased, or why it cannot be now; `is_as_is` takes it although it is in use."""
-        nvml, device, handle, whole = self._nvml, listed.device, listed.handle, listed.gpu_handle
-        left_out = LeftOut(device.uuid, index, device.model, listed.problem)
-        if listed.problem:
-            return left_out
+        handle, whole = device.handle, device.gpu_handle
+        if device.problem:
+            return LeftOut(device.uuid, index, device.model, device.problem)
         try:
             model = nvml.nvmlDeviceGetName(handle)
-            is_banned = ask(nvml, nvml.nvmlDeviceGetComputeMode, whole) == nvml.NVML_COMPUTEMODE_PROHIBITED
-            memory = memory_of(nvml, handle)
-            used_bytes = memory[1] if memory and not is_numa_node(nvml, whole) else 0
-            processes, drawn_bytes = compute_processes(nvml, handle), display_bytes(nvml, handle)
-            is_displayed = ask(nvml, nvml.nvmlDeviceGetDisplayActive, whole) == nvml.NVML_FEATURE_ENABLED
+            is_banned = ask(nvml.nvmlDeviceGetComputeMode, whole) == nvml.NVML_COMPUTEMODE_PROHIBITED
+            memory = memory_of(handle)
+            used_bytes = memory[1] if memory and not is_numa_node(whole) else 0
+            processes, drawn_bytes = compute_processes(handle), display_bytes(handle)
+            is_displayed = ask(nvml.nvmlDeviceGetDisplayActive, whole) == nvml.NVML_FEATURE_ENABLED
             idle_bytes = DESKTOP_IDLE_BYTES if is_displayed or os.path.exists(WSL_DEVICE) else IDLE_MEMORY_BYTES
-            capability = ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, whole) or (0, 0)
+            capability = ask(nvml.nvmlDeviceGetCudaComputeCapability, whole) or (0, 0)
             fault = self._fault_of(whole)
         except nvml.NVMLError as error:
             return LeftOut(device.uuid, index, device.model, _unreadable(error))
@@ -172,21 +150,20 @@ class NvidiaDriver(Meter):
     # ---- meter ----
 
     def used_memory_bytes(self, gpu_ids: Sequence[str]) -> dict[str, int]:
-        nvml, found = self._nvml, {}
+        found = {}
         for gpu_id in gpu_ids:
             with suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByUUID(gpu_id)
-                if not is_numa_node(nvml, self._whole_of(gpu_id, handle)) and (memory := memory_of(nvml, handle)):
+                if not is_numa_node(self._whole_of(gpu_id, handle)) and (memory := memory_of(handle)):
                     found[gpu_id] = memory[1]
         return found
 
     def processes_on(self, gpu_id: str) -> tuple[GpuProcess, ...]:
-        with suppress(self._nvml.NVMLError):
-            return compute_processes(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(gpu_id))
+        with suppress(nvml.NVMLError):
+            return compute_processes(nvml.nvmlDeviceGetHandleByUUID(gpu_id))
         return ()
 
     def fault(self, gpu_id: str) -> GpuFault | None:
-        nvml = self._nvml
         try:
             return self._fault_of(self._whole(gpu_id))
         except nvml.NVMLError_GpuIsLost:
@@ -198,22 +175,21 @@ class NvidiaDriver(Meter):
 
     def new_xids(self, gpu_id: str) -> tuple[int, ...]:
         if self._xids is None:
-            self._xids = XidWatch(self._nvml)
+            self._xids = XidWatch()
         try:
-            whole = self._nvml.nvmlDeviceGetUUID(self._whole(gpu_id))
-        except self._nvml.NVMLError:  # lost, and so are its instances
+            whole = nvml.nvmlDeviceGetUUID(self._whole(gpu_id))
+        except nvml.NVMLError:  # lost, and so are its instances
             whole = gpu_id
         return self._xids.new(gpu_id, whole)
 
     def memory_by_pid(self, gpu_id: str) -> Mapping[int, int | None]:
-        with suppress(self._nvml.NVMLError):
-            listed = _running(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(gpu_id))
+        with suppress(nvml.NVMLError):
+            listed = _running(nvml.nvmlDeviceGetHandleByUUID(gpu_id))
             return {entry.pid: entry.usedGpuMemory for entry in listed}
         return {}
 
     def _whole(self, gpu_id: str) -> Any:
         """Return the handle of a GPU, or of that of a MIG instance; raises NVMLError."""
-        nvml = self._nvml
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(gpu_id)
         except nvml.NVMLError_GpuIsLost:  # NVML may answer so although another GPU is the lost one
@@ -227,19 +203,17 @@ class NvidiaDriver(Meter):
 
     def _whole_of(self, gpu_id: str, handle: Any) -> Any:
         """Return the handle of the whole GPU; that of the instance where the driver does not say."""
-        nvml = self._nvml
         is_instance = gpu_id.startswith("MIG-")
-        return (is_instance and ask(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)) or handle
+        return (is_instance and ask(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)) or handle
 
     # ---- health ----
 
     def _fault_of(self, handle: Any) -> GpuFault | None:
         """The most severe fault of the memory of a whole GPU; `doctor` and the check before a lease both go by it."""
-        nvml = self._nvml
         kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-        _, _, is_remap_pending, has_remap_failed = ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
-        num_uncorrected = ask(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, *kinds) or 0
-        is_retirement_pending = ask(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) == 1
+        _, _, is_remap_pending, has_remap_failed = ask(nvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
+        num_uncorrected = ask(nvml.nvmlDeviceGetTotalEccErrors, handle, *kinds) or 0
+        is_retirement_pending = ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) == 1
         faults = {
             FaultKind.REMAP_FAILED: has_remap_failed,
             FaultKind.UNCORRECTED: num_uncorrected,
@@ -251,33 +225,31 @@ class NvidiaDriver(Meter):
 
     def health(self) -> MachineHealth:
         """Return the state of the driver and of each GPU."""
-        nvml = self._nvml
         try:
-            driver = str(ask(nvml, nvml.nvmlSystemGetDriverVersion) or "")
-            version = ask(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+            driver = str(ask(nvml.nvmlSystemGetDriverVersion) or "")
+            version = ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
             gpus = tuple(self._health_of(number) for number in range(nvml.nvmlDeviceGetCount()))
         except nvml.NVMLError as error:
             return MachineHealth(problem=_no_answer(error))
         return MachineHealth(driver, (version // 1000, version % 1000 // 10) if version else None, gpus)
 
     def _health_of(self, number: int) -> GpuHealth:
-        nvml = self._nvml
         uuid = model = ""
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(number)
             uuid, model = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-            links = link_states(nvml, handle)
-            reasons = ask(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
+            links = link_states(handle)
+            reasons = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
             return GpuHealth(
                 number,
                 uuid,
                 model,
-                capability=ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle) or (0, 0),
+                capability=ask(nvml.nvmlDeviceGetCudaComputeCapability, handle) or (0, 0),
                 fault=self._fault_of(handle),
                 slowdowns=tuple(words for name, words in SLOWDOWNS.items() if reasons & getattr(nvml, name)),
                 num_links=len(links),
                 num_active_links=sum(links.values()),
-                fabric_problem=fabric_problem(nvml, handle),
+                fabric_problem=fabric_problem(handle),
             )
         except nvml.NVMLError as error:
             return GpuHealth(number, uuid, model, problem=_unreadable(error))
@@ -302,7 +274,7 @@ def _why_busy(processes: Sequence[GpuProcess], used_bytes: int, idle_bytes: int)
     return ""
 
 
-def ask(nvml: Any, call: Any, *args: Any) -> Any:
+def ask(call: Any, *args: Any) -> Any:
     """Return the answer to an optional question; None if there is none, whatever the reason.
 
     Raises NVMLError for a GPU that is lost or needs a reset. Drivers refuse a question in many ways: INVALID_ARGUMENT
@@ -316,7 +288,7 @@ def ask(nvml: Any, call: Any, *args: Any) -> Any:
         return None
 
 
-def _ask_or_fail(nvml: Any, call: Any, *args: Any) -> Any:
+def _ask_or_fail(call: Any, *args: Any) -> Any:
     """Return the answer; None if this driver or GPU does not support or permit the question. Raises NVMLError."""
     try:
         return call(*args)
@@ -324,31 +296,31 @@ def _ask_or_fail(nvml: Any, call: Any, *args: Any) -> Any:
         return None
 
 
-def memory_of(nvml: Any, handle: Any) -> tuple[int, int] | None:
+def memory_of(handle: Any) -> tuple[int, int] | None:
     """Total and allocated bytes of a GPU, the driver's reserve counted as neither; None where they are not reported."""
-    memory = ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
     if memory is not None:
         # Drivers differ on whether `used` counts the reserve; free and reserved memory they agree on.
         return memory.total, max(0, memory.total - memory.reserved - memory.free)
-    memory = _ask_or_fail(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = _ask_or_fail(nvml.nvmlDeviceGetMemoryInfo, handle)
     return None if memory is None else (memory.total, memory.used)
 
 
-def is_numa_node(nvml: Any, handle: Any) -> bool:
+def is_numa_node(handle: Any) -> bool:
     """Whether a whole GPU is a NUMA node of the machine, as in GH200 and GB200.
 
     The operating system manages its memory and gives it back when it pleases: the total is sound, the amount in use
     proves nothing (NVML's documentation of nvmlDeviceGetMemoryInfo_v2).
     """
-    return ask(nvml, nvml.nvmlDeviceGetNumaNodeId, handle) is not None
+    return ask(nvml.nvmlDeviceGetNumaNodeId, handle) is not None
 
 
-def compute_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
+def compute_processes(handle: Any) -> tuple[GpuProcess, ...]:
     """Processes with a compute context on a GPU, without the server of MPS, which stays after its clients."""
     import psutil
 
     found = []
-    for entry in _running(nvml, handle):
+    for entry in _running(handle):
         command = name = ""
         with suppress(psutil.Error):  # not visible from here
             process = psutil.Process(entry.pid)
@@ -361,31 +333,31 @@ def compute_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     return tuple(found)
 
 
-def _running(nvml: Any, handle: Any) -> list[Any]:
-    listed = ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
+def _running(handle: Any) -> list[Any]:
+    listed = ask(nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if listed is None:
-        listed = _ask_or_fail(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle) or []
-    clients = ask(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or []
+        listed = _ask_or_fail(nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle) or []
+    clients = ask(nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or []
     return list({entry.pid: entry for entry in (*listed, *clients)}.values())
 
 
-def display_bytes(nvml: Any, handle: Any) -> int:
+def display_bytes(handle: Any) -> int:
     """Memory of processes that only draw: a GPU with a screen is no busy GPU."""
-    listed = ask(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle) or []
+    listed = ask(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle) or []
     return sum(entry.usedGpuMemory or 0 for entry in listed)
 
 
-def fabric_problem(nvml: Any, handle: Any) -> str:
+def fabric_problem(handle: Any) -> str:
     """Return why a GPU has not joined the fabric of its NVSwitches; empty where it has, and where there is none."""
     info = nvml.c_nvmlGpuFabricInfoV_t()
-    if ask(nvml, nvml.nvmlDeviceGetGpuFabricInfoV, handle, ctypes.byref(info)) is None:
+    if ask(nvml.nvmlDeviceGetGpuFabricInfoV, handle, ctypes.byref(info)) is None:
         return ""
     if info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status:
         return f"joining it has failed with status {info.status}"
     return FABRIC_TROUBLE.get(info.state, "")
 
 
-def link_states(nvml: Any, handle: Any) -> dict[int, bool]:
+def link_states(handle: Any) -> dict[int, bool]:
     """Whether each NVLink that a GPU has is active, by its number."""
     states: dict[int, bool] = {}
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):  # the most of any model: others answer with an error
@@ -400,8 +372,7 @@ class XidWatch:
     NVML queues them from the moment at which a GPU is registered, so they are asked for when there is time.
     """
 
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._uuids: dict[int, str] = {}
         """By the address that stands for a handle: a lost GPU no longer says its UUID."""
@@ -420,9 +391,9 @@ class XidWatch:
     def new(self, gpu_id: str, whole: str) -> tuple[int, ...]:
         """Return the new ones of `gpu_id`: those of the GPU `whole`, which is itself or has it as a part."""
         with self._lock:
-            with suppress(self._nvml.NVMLError):  # the last question times out
+            with suppress(nvml.NVMLError):  # the last question times out
                 for _ in range(MAX_XIDS if self._events is not None else 0):
-                    event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+                    event = nvml.nvmlEventSetWait_v2(self._events, 0)
                     self._seen.setdefault(self._uuids.get(_address(event.device), ""), []).append(event.eventData)
             seen = self._seen.get(whole, [])
             begin = self._num_reported.get(gpu_id, 0)

@@ -96,10 +96,10 @@ def nvml(part: Part) -> None:
                 "compute mode": pynvml.nvmlDeviceGetComputeMode,
                 "remapped rows": pynvml.nvmlDeviceGetRemappedRows,
                 "events": lambda handle: hex(pynvml.nvmlDeviceGetSupportedEventTypes(handle)),
-                "read: total, used": lambda handle: memory_of(pynvml, handle),
-                "read: processes": lambda handle: [str(process) for process in compute_processes(pynvml, handle)],
-                "read: display": lambda handle: display_bytes(pynvml, handle),
-                "read: fabric": lambda handle: fabric_problem(pynvml, handle),
+                "read: total, used": memory_of,
+                "read: processes": lambda handle: [str(process) for process in compute_processes(handle)],
+                "read: display": display_bytes,
+                "read: fabric": fabric_problem,
             }
             for name, question in questions.items():
                 try:
@@ -114,11 +114,11 @@ def nvml(part: Part) -> None:
     part.fact("seconds of the inventory", round(time.perf_counter() - began, 3))
     with part.tried("context"):
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        before = memory_of(pynvml, handle)
+        before = memory_of(handle)
         torch.zeros(1, device="cuda")
-        after = memory_of(pynvml, handle)
+        after = memory_of(handle)
         part.fact("a context holds, MB", round((after[1] - before[1]) / 1e6) if before and after else None)
-        part.fact("processes with our context", [str(process) for process in compute_processes(pynvml, handle)])
+        part.fact("processes with our context", [str(process) for process in compute_processes(handle)])
     pynvml.nvmlShutdown()
 
 
@@ -147,11 +147,11 @@ def kill(part: Part) -> None:
 
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    total, used = memory_of(pynvml, handle) or (0, 0)
+    total, used = memory_of(handle) or (0, 0)
     pinned = min(32, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // GIB // 4)
     for kind, gib in (("memory", 2), ("memory", max(2, (total - used) // GIB - 8)), ("pinned", pinned), ("kernel", 0)):
         with part.tried(f"SIGKILL of {kind} {gib} GiB"):
-            base = (memory_of(pynvml, handle) or (0, 0))[1]
+            base = (memory_of(handle) or (0, 0))[1]
             child = subprocess.Popen([sys.executable, "-c", HOLDER, kind, str(gib)], stdout=subprocess.PIPE, text=True)
             assert child.stdout is not None
             child.stdout.readline()
@@ -161,7 +161,7 @@ def kill(part: Part) -> None:
             while (passed := time.perf_counter() - began) < 90 and None in (gone, back):
                 if gone is None and child.poll() is not None:
                     gone = round(passed, 2)
-                if back is None and (memory_of(pynvml, handle) or (0, 0))[1] - base < IDLE_MEMORY_BYTES:
+                if back is None and (memory_of(handle) or (0, 0))[1] - base < IDLE_MEMORY_BYTES:
                     back = round(passed, 2)
                 time.sleep(0.01)
             part.fact(f"SIGKILL of {kind} {gib} GiB: process gone, memory back, s", [gone, back])

@@ -73,7 +73,7 @@ def container(monkeypatch: pytest.MonkeyPatch) -> list[MachineFinding]:
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/.dockerenv")
     limits = {"nofile": (1_048_576, 1_048_576), **dict.fromkeys(("nproc", "memlock", "as", "fsize"), (INF, INF))}
     refused = {"cgroup": "Read-only file system", "pidns": "Operation not permitted"}
-    health = MachineHealth(problem="no NVIDIA driver here", has_driver=False)
+    health = MachineHealth(problem="no NVIDIA driver here")
     return [
         gpus.classify_driver(health, has_device_file=False),
         gpus.classify_torch([Answer("ok", ("2.13.0+cpu", ""))], health, 0),

@@ -12,7 +12,7 @@ all the same. Between hosts it connects no processes.
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.machine.findings import BROKEN, FINE, WARNING, MachineCode, MachineFinding
@@ -87,7 +87,6 @@ class Preflight:
     rules: tuple[Pick, ...] = ()
     reached: Mapping[str, str] = field(default_factory=dict)
     """Why this host does not reach each own address; empty for one that it reaches."""
-    took_s: float = 0.0
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -118,8 +117,7 @@ async def preflight(environ: Mapping[str, str], clock: Clock) -> Preflight:
         reached = {}
     settings, nodes = read_nccl_settings(environ), why_several_nodes(environ, network)
     from_files = settings.keys() - environ.keys()
-    found = classify_network(network, settings, reached, several_nodes=nodes, from_files=from_files)
-    return replace(found, took_s=clock.monotonic_s() - begun_s)
+    return classify_network(network, settings, reached, several_nodes=nodes, from_files=from_files)
 
 
 def why_several_nodes(environ: Mapping[str, str], network: HostNetwork) -> str:

@@ -41,7 +41,7 @@ def gpu(index: int = 0) -> Gpu:
 
 
 def test_no_driver_is_fine_where_there_is_none_and_broken_where_half_of_one_is() -> None:
-    missing = MachineHealth(problem="no NVIDIA driver here", has_driver=False)
+    missing = MachineHealth(problem="no NVIDIA driver here")
     assert severities([classify_driver(missing, has_device_file=False)]) == {"driver": "fine"}
     (finding,) = sound([classify_driver(missing, has_device_file=True)])
     assert finding.severity is Severity.BROKEN
@@ -50,7 +50,7 @@ def test_no_driver_is_fine_where_there_is_none_and_broken_where_half_of_one_is()
 
 def test_a_driver_that_does_not_answer_breaks() -> None:
     mismatch = "the NVIDIA driver does not answer (Driver/library version mismatch)"
-    silent = MachineHealth(problem=mismatch, has_driver=False)
+    silent = MachineHealth(problem=mismatch)
     assert severities([classify_driver(silent, has_device_file=False)]) == {"driver": "broken"}
 
 

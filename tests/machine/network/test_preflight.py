@@ -29,8 +29,9 @@ def test_the_notes_of_a_run() -> None:
 
 
 def test_this_machine_is_looked_at_in_time() -> None:
+    began_s = SystemClock().monotonic_s()
     found = asyncio.run(preflight({}, SystemClock()))
-    assert 0 < found.took_s < 1.5
+    assert SystemClock().monotonic_s() - began_s < 1.5
     assert {pick.library for pick in found.rules} == {"NCCL", "Gloo", "Ray"}
     assert found.findings
 
@@ -44,7 +45,8 @@ def test_a_resolver_that_hangs_does_not_hold_it_up(monkeypatch: pytest.MonkeyPat
         return answer(*args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
+    began_s = SystemClock().monotonic_s()
     found = asyncio.run(preflight({}, SystemClock()))
-    assert found.took_s < IN_ALL_S
+    assert SystemClock().monotonic_s() - began_s < IN_ALL_S
     assert any(f"within {NAMES_S:g} s" in finding.measured for finding in found.findings)
     let_go.set()
