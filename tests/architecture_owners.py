@@ -6,8 +6,9 @@ Who may import a package is in pyproject.toml, for import-linter; here are names
 from tests.architecture_rules import Owned
 
 SUPERVISOR = ("harness/process/supervisor/",)
-# The session that collects ends its standby, and ends where a file poisons it; the runner's side ends both.
-SESSION = ("harness/runner/sessions/collected_session.py", "harness/runner/sessions/suite.py")
+# The session that collects ends its standby, and ends where a file poisons it; the runner's side ends both. A leader
+# ends the tests that it forks.
+SESSION = tuple(f"harness/runner/sessions/{name}.py" for name in ("collected_session", "suite", "forked_tests"))
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
     "harness/bits/redaction.py",  # what --no-redact says reaches every process that writes
