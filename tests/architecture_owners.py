@@ -6,8 +6,9 @@ Who may import a package is in pyproject.toml, for import-linter; here are names
 from tests.architecture_rules import Owned
 
 SUPERVISOR = ("harness/process/supervisor/",)
-# The session that collects ends its standby, and ends where a file poisons it; the runner's side ends both.
-SESSION = tuple(f"harness/runner/sessions/{name}.py" for name in ("collected_session", "forked_tests", "suite"))
+# The session that collects ends its standby, and ends where a file poisons it; the runner's side ends both. A leader
+# ends the tests that it forks.
+SESSION = tuple(f"harness/runner/sessions/{name}.py" for name in ("collected_session", "suite", "forked_tests"))
 ENVIRONMENT = (
     "harness/cli/main.py",  # rlharness itself reads it here, and passes it down
     "harness/bits/redaction.py",  # what --no-redact says reaches every process that writes
@@ -36,7 +37,7 @@ OPEN_ALREADY = (  # descriptors, and new files in directories that are this proc
         "harness/runner/sessions/collected_session.py",
         "harness/runner/sessions/forked_tests.py",
     ),
-    *("harness/process/child_main.py", "harness/process/children.py", "harness/recording/boot/"),
+    *("harness/fixtures/child_main.py", "harness/fixtures/children.py", "harness/recording/boot/"),
 )
 NAMED_BY_THE_USER = (  # who may name a terminal or a pipe
     "harness/lab/reproduce/debugger.py",
@@ -63,10 +64,10 @@ OWNED = (
     Owned(
         "harness/",
         (".kill()", ".terminate()", ".send_signal()"),
-        (*SUPERVISOR, *SESSION, "harness/process/children.py"),
+        (*SUPERVISOR, *SESSION, "harness/fixtures/children.py"),
     ),
     # A rank leaves past torch's own exit, which aborts now and then.
-    Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, *SESSION, "harness/process/child_main.py")),
+    Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, *SESSION, "harness/fixtures/child_main.py")),
     # The process of an entry has an exit status of its own. A program whose recorder was told to end it ends in order.
     Owned(
         "harness/",
@@ -79,7 +80,7 @@ OWNED = (
         ("os.replace", "os.rename", "os.renames", "tempfile.mktemp"),
         (
             *("harness/bits/files.py", "harness/runner/records/history.py"),
-            *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/process/child_main.py"),
+            *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/fixtures/child_main.py"),
             "harness/process/scratch.py",
         ),
     ),

@@ -169,9 +169,6 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     config = load_config_for(files, invocation.cwd)
     if config.path is not None and config.path.parent not in (invocation.cwd, *invocation.cwd.parents):
         invocation.note(f"configuration: {config.path}")
-    if config.gpus_per_worker is not None and config.memory_gb_per_worker is not None:
-        what = f"{config.path}: [tool.rlharness] has both gpus-per-worker and memory-gb-per-worker"
-        raise UsageError(what, legal="one of them: whole GPUs, or a budget on a shared GPU")
     root = config.path.parent if config.path else invocation.cwd
     layers = ({"cpu_units": num_cores()}, vars(config), given)
     settings: dict[str, Any] = {name: value for layer in layers for name, value in layer.items() if value is not None}

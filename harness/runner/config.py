@@ -73,10 +73,6 @@ class Keys:
     together: Groups | None = None
     """Files, or patterns of files, that run in one process, in this order."""
     device_ids: Annotated[Literal["uuid", "number"], "'uuid' or 'number'"] | None = None
-    gpus_per_worker: CountOrZero | None = None
-    """GPUs of a file that has no need."""
-    memory_gb_per_worker: Annotated[float, Gt(0), "GB, above 0"] | None = None
-    """Budget of a file that has no need, on a GPU that it shares."""
     results_dir: Annotated[str, MinLen(1), "a directory, relative to the configuration"] | None = None
     """Directory in which `.rlharness` is made."""
     history_free: Flag | None = None

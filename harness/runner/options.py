@@ -62,10 +62,6 @@ class RunOptions:
     """Failing units after which no further unit starts; 0 for no limit."""
     needs: "tuple[NeedRule, ...]" = ()
     """Rules of the configuration, then of `--needs`: the last match wins."""
-    gpus_per_worker: int = 0
-    """GPUs of a file that has no need."""
-    memory_gb_per_worker: float = 0.0
-    """Budget of a file that has no need, on a GPU that it shares; 0 for none."""
     workers_per_gpu: int = 0
     """Files without a need that share each GPU; 0 for none."""
     allow_missing_gpus: bool = False

@@ -189,73 +189,66 @@ class ReportTail:
 
     def __init__(self, path: str | Path) -> None:
         self.file = GrowingFile(path)
-        self._records = _Records(self.file)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.file.rewind()
+        self._lines = GrowingLines(self.file)
+        self._num_unreadable = 0
+
+    @property
+    def _has_given_up(self) -> bool:
+        return self._num_unreadable > MAX_UNREADABLE
 
     def poll(self) -> list[dict[str, Any]]:
         """The new records, of any kind, unchecked; none while the file does not exist.
 
         Raises OSError where the file is there and cannot be read.
         """
-        return self._records.poll()
+        if self._has_given_up:
+            return []
+        left_out = self._lines.num_left_out
+        lines = self._lines.poll()
+        records = [record for line in lines if (record := _record(line)) is not None]
+        self._num_unreadable += len(lines) - len(records) + self._lines.num_left_out - left_out
+        return records
 
     @property
     def is_behind(self) -> bool:
         """Whether more could be read at once: one poll reads a limited amount."""
-        return self.file.is_behind and not self._records.has_given_up
+        return self.file.is_behind and not self._has_given_up
 
     def report(self) -> TestReport:
         """Everything that stands in the file, read from its beginning.
 
         Raises ReportError for a file of a newer version, OSError where it cannot be read.
         """
-        report, begun = TestReport(), dict[str, float | None]()
-        self.file.rewind()
-        records, first_kind = _Records(self.file), ""
+        report, begun, first_kind = TestReport(), dict[str, float | None](), ""
+        self._begin()
         while True:
-            for record in records.poll():
+            for record in self.poll():
                 first_kind = first_kind or record["k"]
                 if record["k"] == "hello":
                     _check_version(record.get("version"), str(self.file.path))
                 try:
                     _apply(record, report, begun)
                 except MALFORMED:
-                    records.num_unreadable += 1
-            if not self.file.is_behind or records.has_given_up:
+                    self._num_unreadable += 1
+            if not self.is_behind:
                 break
         report.running = tuple(begun)
         report.running_limit_s = next(iter(begun.values()), None)
-        report.num_unreadable = records.num_unreadable
+        report.num_unreadable = self._num_unreadable
         report.unread = self.file.excess
         if first_kind not in ("", "hello"):  # the plugin writes that one before any test
             report.unread = f"{self.file.path} has lost its beginning: a test emptied or truncated it"
-        if records.has_given_up:
-            report.unread = f"{self.file.path} has {records.num_unreadable:,} lines that are not records, maybe more"
+        if self._has_given_up:
+            report.unread = f"{self.file.path} has {self._num_unreadable:,} lines that are not records, maybe more"
         return report
 
     def close(self) -> None:
         """Close the file."""
         self.file.close()
-
-
-class _Records:
-    """The records among the lines of a file, until there are too many other lines."""
-
-    def __init__(self, file: GrowingFile) -> None:
-        self._lines = GrowingLines(file)
-        self.num_unreadable = 0
-
-    @property
-    def has_given_up(self) -> bool:
-        return self.num_unreadable > MAX_UNREADABLE
-
-    def poll(self) -> list[dict[str, Any]]:
-        if self.has_given_up:
-            return []
-        left_out = self._lines.num_left_out
-        lines = self._lines.poll()
-        records = [record for line in lines if (record := _record(line)) is not None]
-        self.num_unreadable += len(lines) - len(records) + self._lines.num_left_out - left_out
-        return records
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

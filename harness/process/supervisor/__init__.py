@@ -1,6 +1,6 @@
 """One small process per slot, which owns the process tree of one attempt after another and ends it for certain.
 
-It imports the standard library alone (no asyncio, no dataclasses). Only this package sends signals.
+It imports the standard library alone (no asyncio, no dataclasses).
 
     runner ──stdin: an order, then "cancel"/"kill"──▶ supervisor ──fork, exec──▶ leader (pytest) ──▶ ...
            ◀─stdout: JSON lines taken/terminating/finished──

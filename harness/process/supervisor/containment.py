@@ -13,7 +13,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from harness.process.supervisor import process_tree, syscalls
 from harness.process.supervisor.process_tree import Process
@@ -26,46 +26,22 @@ Start = Callable[[], "NoReturn"]
 """Runs in the forked child: arranges its files and replaces it by the leader's program."""
 
 
-class Containment(Protocol):
-    """One process tree, from the leader's start to the proof that none of it lives."""
-
-    leader_status: int | None
-    """The leader's raw wait status once it has ended."""
-    is_gone: bool
-    """Proven: no process of the tree lives, and none can come to life."""
-
-    def spawn(self, start: Start) -> None:
-        """Fork the leader inside the containment."""
-
-    def reap(self) -> None:
-        """Collect what has ended; updates `leader_status` and `is_gone`. Never blocks."""
-
-    def alive(self) -> list[Process]:
-        """The processes of the tree that have not ended."""
-
-    def signal_leader(self, signum: int) -> None:
-        """Signal the leader alone."""
-
-    def signal_all(self, signum: int) -> None:
-        """Signal every process of the tree once."""
-
-    def kill(self) -> None:
-        """One round of killing all of it; repeat until `is_gone`."""
-
-    def close(self) -> None:
-        """Remove what the containment itself made, once it is gone."""
-
-
 class Subreaper:
-    """Descendants found by following parents, which works because orphans are adopted by this process."""
+    """One process tree, from the leader's start to the proof that none of it lives.
+
+    Its processes are found by following parents, which works because orphans are adopted by this process.
+    """
 
     def __init__(self) -> None:
         self.leader_pid = 0
         self.leader_status: int | None = None
+        """The leader's raw wait status once it has ended."""
         self.is_gone = False
+        """Whether it is proven that no process of the tree lives, and none can come to life."""
         syscalls.become_subreaper()
 
     def spawn(self, start: Start) -> None:
+        """Fork the leader inside the containment."""
         go_read, go_write = os.pipe()
         try:
             self.leader_pid = os.fork()
@@ -82,6 +58,7 @@ class Subreaper:
         """Take hold of the leader, which waits for permission to start its program."""
 
     def reap(self) -> None:
+        """Collect what has ended; updates `leader_status` and `is_gone`. Never blocks."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -102,18 +79,24 @@ class Subreaper:
         return True
 
     def alive(self) -> list[Process]:
+        """The processes of the tree that have not ended."""
         return [process for process in process_tree.descendants(os.getpid()) if not process.is_zombie]
 
     def signal_leader(self, signum: int) -> None:
+        """Signal the leader alone."""
         if self.leader_status is None and (leader := process_tree.read_process(self.leader_pid)):
             process_tree.send_signal(leader, signum)
 
     def signal_all(self, signum: int) -> None:
+        """Signal every process of the tree once."""
         for process in self.alive():
             process_tree.send_signal(process, signum)
 
     def kill(self) -> None:
-        """Stop descendants until no new one appears, so that none can fork away, then kill them all."""
+        """One round of killing all of it; repeat until `is_gone`.
+
+        Stops descendants until no new one appears, so that none can fork away, then kills them all.
+        """
         stopped: set[tuple[int, int]] = set()
         for _ in range(MAX_STOP_ROUNDS):
             fresh = [p for p in self.alive() if (p.pid, p.start_ticks) not in stopped]
@@ -125,7 +108,7 @@ class Subreaper:
         self.signal_all(signal.SIGKILL)
 
     def close(self) -> None:
-        """Nothing was made."""
+        """Remove what the containment itself made, once it is gone: nothing here."""
 
 
 class ControlGroup(Subreaper):
@@ -331,7 +314,7 @@ def cgroup_home() -> str:
     raise OSError(errno.ENOENT, "no cgroup v2 hierarchy is mounted")
 
 
-def make_containment(backend: str, cgroup_directory: str) -> Containment:
+def make_containment(backend: str, cgroup_directory: str) -> Subreaper:
     """The containment named `backend`; OSError where this machine does not allow it."""
     if backend == "cgroup":
         return ControlGroup(cgroup_directory)

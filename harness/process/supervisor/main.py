@@ -28,7 +28,7 @@ from harness.process.growing_file import GrowingFile, GrowingLines
 from harness.process.supervisor import process_tree, stacks
 from harness.process.supervisor.containment import (
     BACKENDS,
-    Containment,
+    Subreaper,
     cgroup_home,
     make_containment,
     restore_signals,
@@ -92,7 +92,7 @@ class Attempt:
     """One attempt: its order (see `supervisor_client.ProcessSpec`), its containment, and the phase it is in."""
 
     def __init__(
-        self, order: dict[str, Any], containment: Containment, clock: Clock, inbox: Inbox, lead: Lead | None
+        self, order: dict[str, Any], containment: Subreaper, clock: Clock, inbox: Inbox, lead: Lead | None
     ) -> None:
         self.order = order
         self.lead = lead

@@ -69,11 +69,6 @@ def keep_going(pid: int, since_ticks: int, *, is_overdue: bool) -> None:
         process_tree.send_signal(supervisor, signal.SIGCONT)
 
 
-def has_ended(pid: int) -> bool:
-    """Whether a child that has not been reaped has ended."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
 def reap(pid: int, patience_s: float = 0.0) -> bool:
     """Reap a child that is ending, and kill it once `patience_s` have passed; whether it ended in order."""
     clock = SystemClock()

@@ -27,9 +27,9 @@ def give_needs(collected: Collected, options: RunOptions, inventory: Inventory) 
 
     Raises UsageError for GPUs of unknown memory.
     """
-    default = _default_need(options, inventory)
-    if default is None:
+    if not options.workers_per_gpu:
         return collected
+    default = _default_need(options.workers_per_gpu, inventory)
     units = (
         replace(unit, need=default, source=NeedSource.TABLE)
         if unit.need == Need() and unit.source is not NeedSource.TABLE
@@ -39,23 +39,18 @@ def give_needs(collected: Collected, options: RunOptions, inventory: Inventory) 
     return replace(collected, units=tuple(units))
 
 
-def _default_need(options: RunOptions, inventory: Inventory) -> Need | None:
-    if options.workers_per_gpu == 1:
+def _default_need(num_workers: int, inventory: Inventory) -> Need:
+    memory_gb = min((gpu.memory_gb for gpu in inventory.gpus), default=0.0)
+    if num_workers == 1 or not inventory.gpus:
         return Need(gpus=1)
-    if options.workers_per_gpu:
-        memory_gb = min((gpu.memory_gb for gpu in inventory.gpus), default=0.0)
-        if not memory_gb and inventory.gpus:
-            raise UsageError(
-                "--workers-per-gpu: the driver does not report the memory of a GPU",
-                legal="GPUs of known memory",
-                remedy="set memory-gb-per-worker, or leave the option out",
-            )
-        # Rounded down to a megabyte, so that N budgets never exceed the GPU.
-        share_gb = int(memory_gb * 1000 / options.workers_per_gpu) / 1000
-        return Need(gpus=1, memory_gb=share_gb, shared=share_gb > 0)
-    if options.memory_gb_per_worker:
-        return Need(gpus=1, memory_gb=options.memory_gb_per_worker, shared=True)
-    return Need(gpus=options.gpus_per_worker) if options.gpus_per_worker else None
+    if not memory_gb:
+        raise UsageError(
+            "--workers-per-gpu: the driver does not report the memory of a GPU",
+            legal="GPUs of known memory",
+            remedy="give the files a memory-gb of their own in the needs table, or leave the option out",
+        )
+    # Rounded down to a megabyte, so that N budgets never exceed the GPU.
+    return Need(gpus=1, memory_gb=int(memory_gb * 1000 / num_workers) / 1000, shared=True)
 
 
 def note_idle(collected: Collected, options: RunOptions) -> Collected:

@@ -114,7 +114,6 @@ class Suite:
             master_port=master_port,
         )
         self.log, self._list = scratch / "session.log", scratch / "found.jsonl"
-        self._own_args = invocation.trailing
         self._clock = SystemClock()
         self._found = _Found()
         self._lock = asyncio.Lock()
@@ -139,7 +138,7 @@ class Suite:
                     f"--rlharness-serve={its.fileno()}",
                     f"--rlharness-found={self._list}",
                     *(f"--rlharness-left-out={why}:{path}" for path, why in self._found.left_out.items()),
-                    *self._own_args,
+                    *self._options.invocation.trailing,
                     *self._options.paths,
                 ],
                 cwd=cwd,
@@ -250,7 +249,7 @@ class Suite:
             how = f"reached its limit of {self._limit_s:g} s" if timed_out else _ending(self._status or 0)
             text = f"{at} was being imported when pytest {how}\n{self.output(self._log_at)}\n{stacks}".rstrip()
             found.errors[at], found.left_out[at] = text, "timeout" if timed_out else "ended"
-        if not at and not self._starts_without_options():
+        if not at:
             raise self._failure(timed_out=timed_out)
         self._kill()
         alive = self._standby and process_tree.read_process(self._standby)
@@ -263,16 +262,6 @@ class Suite:
             self._standby = 0
             self._socket.close()
             self._start()
-
-    def _starts_without_options(self) -> bool:
-        """Whether pytest refused options that a broken conftest may define: its files fail in any case."""
-        own_args = ("-o", "addopts=")
-        is_so = os.waitstatus_to_exitcode(self._status or 0) == USAGE and bool(self._found.errors)
-        if not is_so or self._own_args == own_args:
-            return False
-        self._own_args = own_args
-        self.notes.append("a conftest failed: the files were found without pytest's arguments and addopts")
-        return True
 
     async def _end_stalled(self) -> None:
         tree = [process_tree.read_process(self._pid), *process_tree.descendants(self._pid)]
@@ -296,6 +285,8 @@ class Suite:
 
     def _failure(self, *, timed_out: bool) -> CollectionError | UsageError:
         output, code = self.output(), os.waitstatus_to_exitcode(self._status or 0)
+        if broken := next(iter(self._found.errors.values()), ""):  # which pytest may have reported otherwise
+            return CollectionError(broken, remedy="correct the error")
         if code == USAGE and not timed_out:
             _, error, said = output.partition("ERROR: ")
             if said.startswith(UNWRITABLE):

@@ -32,7 +32,6 @@ SUITE_KEYS = Run(
         "mix-models": "true",
         "results-dir": '"kept"',
         "history-free": "true",
-        "gpus-per-worker": "1",
         "needs": '{ "test_table.py" = 2, "test_fails.py" = 0 }',
     },
 )
@@ -68,7 +67,6 @@ PLAN = Run(
         "tests/test_three.py": "def test_three(): pass\n",
     },
     config={
-        "memory-gb-per-worker": "20",
         "needs": (
             '{ "test_model.py" = { gpus = 1, model = "B" }, "test_big.py" = { gpus = 1, memory-gb = 900 },'
             ' "test_new.py" = { gpus = 1, min-capability = 99.0 }, "test_alone.py" = { gpus = 1, exclusive = true },'
@@ -118,7 +116,6 @@ FEATURES = (
     _key("mix-models", "a file on all four GPUs", lambda s: len(unit(s, "mixed")["gpu_ids"]) == 4),
     _key("results-dir", "results there", lambda s: s.has("kept/.rlharness/runs/latest/events.jsonl")),
     _key("history-free", "no history", lambda s: s.has("state.json") and not s.has(".cache/rlharness/history/*")),
-    _key("gpus-per-worker", "a GPU for a file without a need", lambda s: len(unit(s, "state")["gpu_ids"]) == 1),
     _key("needs", "two GPUs for a file of the table", lambda s: len(unit(s, "table")["gpu_ids"]) == 2),
     _key("together", "two files in one process", lambda s: s.read("one.pid") == s.read("two.pid"), TOGETHER),
     _key(
@@ -132,7 +129,6 @@ FEATURES = (
     _key("check-leaning", "a file that leans", lambda s: unit(s, "b")["outcome"] == "leaning", LEANS),
     _key("allow-missing-gpus", "exit code 0", lambda s: s.code == 0 and unit(s, "wide")["outcome"] == "not_run", LEANS),
     _key("split", "a file as one unit", lambda s: scheduled(s, "many"), WHOLE),
-    _key("memory-gb-per-worker", "two files on a GPU", lambda s: scheduled(s, "small")["gpu_ids"], PLAN),
     _need("gpus", "gpus = 2", "two GPUs", lambda s: len(scheduled(s, "three")["gpu_ids"]) == 2),
     _need("memory-gb", ", memory-gb = 900", "a file that cannot run", lambda s: "tests/test_big.py" in _never(s)),
     _need("model", ', model = "B"', "a GPU of B", lambda s: scheduled(s, "model")["gpu_ids"][0] in {"SIM-2", "SIM-3"}),

@@ -42,13 +42,9 @@ def given_needs(gpus: Inventory = TWO_KINDS, **more: Any) -> dict[str, Need]:
     ("more", "default"),
     [
         ({}, Need()),
-        ({"gpus_per_worker": 2}, Need(gpus=2)),
-        ({"memory_gb_per_worker": 3.5}, Need(gpus=1, memory_gb=3.5, shared=True)),
         ({"workers_per_gpu": 1}, Need(gpus=1)),
         ({"workers_per_gpu": 4}, Need(gpus=1, memory_gb=10.0, shared=True)),
         ({"workers_per_gpu": 3}, Need(gpus=1, memory_gb=13.333, shared=True)),
-        ({"workers_per_gpu": 1, "memory_gb_per_worker": 3.5}, Need(gpus=1)),
-        ({"workers_per_gpu": 2, "gpus_per_worker": 2}, Need(gpus=1, memory_gb=20.0, shared=True)),
     ],
 )
 def test_files_without_a_need_get_the_default_and_no_other_unit_does(more: dict[str, Any], default: Need) -> None:
@@ -73,5 +69,5 @@ def test_the_budgets_of_all_workers_of_a_gpu_fit_on_it(memory_gb: float, num_wor
 def test_a_gpu_of_unknown_memory_cannot_be_divided() -> None:
     with pytest.raises(UsageError) as caught:
         given_needs(Inventory(gpus=(Gpu("ID-0", 0, "A", 0.0),)), workers_per_gpu=2)
-    assert "memory-gb-per-worker" in caught.value.remedy
+    assert "memory-gb" in caught.value.remedy
     assert given_needs(Inventory(gpus=(Gpu("ID-0", 0, "A", 0.0),)), workers_per_gpu=1)["plain.py"] == Need(gpus=1)
