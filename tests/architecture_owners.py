@@ -37,7 +37,7 @@ OPEN_ALREADY = (  # descriptors, and new files in directories that are this proc
         "harness/runner/sessions/collected_session.py",
         "harness/runner/sessions/forked_tests.py",
     ),
-    *("harness/fixtures/child_main.py", "harness/fixtures/children.py", "harness/recording/boot/"),
+    *("harness/process/child_main.py", "harness/process/children.py", "harness/recording/boot/"),
 )
 NAMED_BY_THE_USER = (  # who may name a terminal or a pipe
     "harness/lab/reproduce/debugger.py",
@@ -64,10 +64,10 @@ OWNED = (
     Owned(
         "harness/",
         (".kill()", ".terminate()", ".send_signal()"),
-        (*SUPERVISOR, *SESSION, "harness/fixtures/children.py"),
+        (*SUPERVISOR, *SESSION, "harness/process/children.py"),
     ),
     # A rank leaves past torch's own exit, which aborts now and then.
-    Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, *SESSION, "harness/fixtures/child_main.py")),
+    Owned("harness/", ("os._exit", "os.abort"), (*SUPERVISOR, *SESSION, "harness/process/child_main.py")),
     # The process of an entry has an exit status of its own. A program whose recorder was told to end it ends in order.
     Owned(
         "harness/",
@@ -80,7 +80,7 @@ OWNED = (
         ("os.replace", "os.rename", "os.renames", "tempfile.mktemp"),
         (
             *("harness/bits/files.py", "harness/runner/records/history.py"),
-            *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/fixtures/child_main.py"),
+            *("harness/process/run_directory.py", "harness/process/scratch.py", "harness/process/child_main.py"),
             "harness/process/scratch.py",
         ),
     ),
