@@ -57,7 +57,7 @@ def check_network(host: Host) -> Sequence[MachineFinding]:
 
 
 CHECKS = (
-    Check("GPUs", gpus.check_gpus, gpus.READ_S + gpus.IMPORT_S),
+    Check("GPUs", gpus.check_gpus, gpus.READ_S + 2 * gpus.IMPORT_S + 5),
     Check("network", check_network, 10, is_timed=True),
     Check("TMPDIR", resources.check_tmpdir, 2 * resources.TRIAL_S + 5, is_timed=True),
     Check("/dev/shm", resources.check_shared_memory, 5),

@@ -1,5 +1,6 @@
 """GPUs: free, busy or slow; their NVLinks; the driver against what torch was built for."""
 
+import asyncio
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from harness.machine.gpu_health import FaultKind, GpuFault, GpuHealth, MachineHe
 from harness.machine.gpus import read_machine
 from harness.machine.inventory import Inventory
 from harness.process.children import Answer
+from harness.process.daemon_thread import in_daemon_thread
 
 READ_S = 40.0
 """Eight GPUs without persistence mode take up to 30 s to wake."""
@@ -92,7 +94,10 @@ class GpuCode(MachineCode):
 
 def check_gpus(host: Host) -> list[MachineFinding]:
     """The driver and the GPUs; torch is asked to use them where there are any."""
-    health, inventory = read_machine(host.environ)
+    try:
+        health, inventory = asyncio.run(in_daemon_thread(lambda: read_machine(host.environ), limit_s=READ_S))
+    except TimeoutError:
+        return [GpuCode.DRIVER_HANGS(limit_s=f"{READ_S:g}")]
     has_gpus = bool(inventory.gpus or inventory.left_out)
     answers = host.ask(IMPORT_S, (probe.torch_build,), *([(probe.torch_gpus,)] if has_gpus else []))
     driver = classify_driver(health, has_device_file=os.path.exists(DEVICE_FILE))

@@ -1,5 +1,6 @@
 """The GPUs a run may use, as plain data: read by `gpus`, pretended by `sim:N`, packed by `runner.packing`."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 IDLE_MEMORY_BYTES = 64 * 10**6
@@ -67,8 +68,5 @@ class Inventory:
         """The inventory in a few words, for messages: "4 x NVIDIA H200 143 GB, 4 x NVIDIA A100 80 GB"."""
         if not self.gpus:
             return "no GPUs"
-        kinds: dict[str, int] = {}
-        for gpu in self.gpus:
-            kind = f"{gpu.model} {gpu.memory_gb:.0f} GB" if gpu.memory_gb else gpu.model
-            kinds[kind] = kinds.get(kind, 0) + 1
+        kinds = Counter(f"{gpu.model} {gpu.memory_gb:.0f} GB" if gpu.memory_gb else gpu.model for gpu in self.gpus)
         return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())

@@ -28,9 +28,6 @@ NAMES = (
     *(
         "history.sqlite",
         "frames of a log",
-        "locks",
-        "facts of torch",
-        "numerics",
         "lines of a collection",
     ),
     *("a message of an agent", "nccl.conf", "a report of a process", "a stop", "output"),

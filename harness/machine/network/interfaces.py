@@ -42,21 +42,12 @@ AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """One address of an interface."""
-
-    text: str
-    """Text of the address, with its scope if it is link-local: "192.0.2.2", "fe80::1%eth0"."""
-    family: socket.AddressFamily
-
-
-@dataclass(frozen=True, slots=True)
 class Interface:
     """One network interface, with the addresses that TCP can use."""
 
     name: str
-    addresses: tuple[Address, ...]
-    """IPv4 before IPv6, each in the kernel's order."""
+    addresses: tuple[str, ...]
+    """IPv4 before IPv6, each in the kernel's order; with its scope if it is link-local: "fe80::1%eth0"."""
     is_up: bool
     """Up and running: something is plugged in."""
     is_loopback: bool
@@ -78,7 +69,7 @@ class HostNetwork:
     def interface_of(self, address: str) -> str:
         """The name of the interface that holds `address`, the loopback one for all of 127.0.0.0/8; "" for none."""
         for interface in self.interfaces:
-            if any(own.text == address for own in interface.addresses):
+            if address in interface.addresses:
                 return interface.name
         return self.loopback if is_loopback(address) else ""
 
@@ -86,7 +77,7 @@ class HostNetwork:
     def loopback(self) -> str:
         """The name of the loopback interface that is up with an IPv4 address; "" for none."""
         return next(
-            (i.name for i in self.interfaces if i.is_loopback and i.is_up and any("." in a.text for a in i.addresses)),
+            (i.name for i in self.interfaces if i.is_loopback and i.is_up and any("." in text for text in i.addresses)),
             "",
         )
 
@@ -115,7 +106,7 @@ def read_interfaces() -> tuple[Interface, ...]:
     found = []
     for name, entries in psutil.net_if_addrs().items():
         ip = [entry for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
-        addresses = tuple(Address(entry.address, socket.AddressFamily(entry.family)) for entry in ip)
+        addresses = tuple(entry.address for entry in ip)
         flags = stats[name].flags.split(",") if name in stats else []
         found.append(Interface(name, addresses, name in stats and stats[name].isup, "loopback" in flags))
     return tuple(found)
@@ -188,13 +179,13 @@ def _users_nccl_conf() -> str:
 # ----------------------------------------------------------------------------------------------------------- reach
 
 
-async def reach_own(addresses: Sequence[Address], *, limit_s: float) -> dict[str, str]:
+async def reach_own(addresses: Sequence[str], *, limit_s: float) -> dict[str, str]:
     """Return why this host does not reach each of its `addresses` within `limit_s` seconds; empty where it does."""
     at_once = asyncio.Semaphore(AT_ONCE)
 
-    async def probe(address: Address) -> str:
+    async def probe(address: str) -> str:
         async with at_once:
-            with socket.socket(address.family) as listener, socket.socket(address.family) as caller:
+            with socket.socket(_family(address)) as listener, socket.socket(_family(address)) as caller:
                 try:
                     listener.bind(_numeric(address, 0))
                     listener.listen(1)
@@ -210,14 +201,17 @@ async def reach_own(addresses: Sequence[Address], *, limit_s: float) -> dict[str
                     return reason(error)
         return ""
 
-    found = await asyncio.gather(*map(probe, addresses))
-    return {address.text: problem for address, problem in zip(addresses, found, strict=True)}
+    return dict(zip(addresses, await asyncio.gather(*map(probe, addresses)), strict=True))
 
 
-def _numeric(address: Address, port: int) -> tuple[object, ...]:
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _numeric(address: str, port: int) -> tuple[object, ...]:
     """What the socket calls take; for an address of the link, with its scope."""
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-    return socket.getaddrinfo(address.text, port, address.family, socket.SOCK_STREAM, flags=flags)[0][4]
+    return socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=flags)[0][4]
 
 
 def reason(error: OSError) -> str:
@@ -299,9 +293,9 @@ def _nccl_candidates(interfaces: Iterable[Interface], family: str) -> Iterator[t
             continue
         for interface in interfaces:
             for address in interface.addresses:
-                is_v6_loopback = wanted == socket.AF_INET6 and is_loopback(address.text)
-                if address.family == wanted and interface.is_up and not is_v6_loopback:
-                    yield interface.name, address.text
+                is_v6_loopback = wanted == socket.AF_INET6 and is_loopback(address)
+                if _family(address) == wanted and interface.is_up and not is_v6_loopback:
+                    yield interface.name, address
 
 
 def _admitted(candidates: Iterable[tuple[str, str]], setting: str) -> Iterator[tuple[str, str]]:
@@ -345,7 +339,7 @@ def _gloo_as_set(network: HostNetwork, setting: str) -> Pick:
             return Pick("Gloo", GLOO_VARIABLE, "", "", why, setting, f"there is no interface named {name!r}")
         if not by_name[name].addresses:
             return Pick("Gloo", GLOO_VARIABLE, name, "", why, setting, f"the interface {name} has no address")
-    return Pick("Gloo", GLOO_VARIABLE, names[0], by_name[names[0]].addresses[0].text, why, setting)
+    return Pick("Gloo", GLOO_VARIABLE, names[0], by_name[names[0]].addresses[0], why, setting)
 
 
 # ------------------------------------------------------------------------------------------------------------------ Ray

@@ -154,7 +154,7 @@ def classify_network(
     `settings` that no variable holds.
     """
     rules = make_rules(network, settings)
-    loopback = [a.text for i in network.interfaces if i.name == network.loopback for a in i.addresses]
+    loopback = [text for i in network.interfaces if i.name == network.loopback for text in i.addresses]
     has_loopback = any(reached.get(text) == "" for text in loopback)
     pins = {}
     if not several_nodes and has_loopback and any(_is_stuck(pick, reached) for pick in rules):
@@ -167,7 +167,7 @@ def classify_network(
     ]
     if not findings:
         answers = {text for text, problem in reached.items() if not problem}
-        answering = ", ".join(i.name for i in network.interfaces if any(a.text in answers for a in i.addresses))
+        answering = ", ".join(i.name for i in network.interfaces if answers & {*i.addresses})
         chosen = ", ".join(f"{pick.library} {pick.interface or 'nothing'} {pick.address}".strip() for pick in rules)
         findings = [NetworkCode.REACHED(answering=answering, chosen=chosen)]
     return Preflight(pins, tuple(findings), rules, reached)

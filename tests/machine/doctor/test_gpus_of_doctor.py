@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from harness.bits.findings import Severity
-from harness.doctor import probe
+from harness.doctor import gpus, probe
 from harness.doctor.gpus import check_gpus, classify_driver, classify_gpus, classify_links, classify_torch
 from harness.doctor.host import Host, open_probes
 from harness.machine.findings import MachineFinding
@@ -93,8 +94,8 @@ def test_links_that_are_up_or_absent_everywhere_are_fine() -> None:
 
 
 def test_a_card_with_fewer_links_than_its_sisters() -> None:
-    gpus = [health_of(number, num_links=18, num_active_links=18 - 6 * (number == 2)) for number in range(4)]
-    (finding,) = sound(classify_links(gpus))
+    four = [health_of(number, num_links=18, num_active_links=18 - 6 * (number == 2)) for number in range(4)]
+    (finding,) = sound(classify_links(four))
     assert finding.check == "NVLink of GPU 2"
     assert finding.measured == "12 of 18 links are active; others of its model have 18"
     mixed = [
@@ -246,12 +247,12 @@ def test_a_machine_in_order(nvml_library: Path, tmp_path: Path) -> None:
 
 
 def test_a_machine_out_of_order(nvml_library: Path, tmp_path: Path) -> None:
-    gpus = [
+    stubs = [
         StubGpu(links=["0"] * 4, slow=0x40),
         StubGpu(links=["0"] * 2, idle_links=2, used_mb=9000, processes=[Process(2**31)]),
         StubGpu(),
     ]
-    machine = machine_of(*gpus, failures=[("nvmlDeviceGetMemoryInfo_v2", 2, 15)])
+    machine = machine_of(*stubs, failures=[("nvmlDeviceGetMemoryInfo_v2", 2, 15)])
     found = doctor_of(machine, nvml_library, tmp_path)
     assert {check: each["severity"] for check, each in found.items()} == {
         "driver": "fine",
@@ -268,8 +269,8 @@ def test_a_machine_out_of_order(nvml_library: Path, tmp_path: Path) -> None:
 
 
 def test_gpus_with_faults(nvml_library: Path, tmp_path: Path) -> None:
-    gpus = [StubGpu(uncorrected=2), StubGpu(remap_failed=True), StubGpu(), StubGpu()]
-    machine = machine_of(*gpus, failures=[("nvmlDeviceGetUUID", 2, 15)])
+    stubs = [StubGpu(uncorrected=2), StubGpu(remap_failed=True), StubGpu(), StubGpu()]
+    machine = machine_of(*stubs, failures=[("nvmlDeviceGetUUID", 2, 15)])
     found = doctor_of(machine, nvml_library, tmp_path)
     broken = {check: each for check, each in found.items() if each["severity"] == "broken"}
     assert list(broken) == ["GPU 2", "GPU 0", "GPU 1"]
@@ -277,6 +278,15 @@ def test_gpus_with_faults(nvml_library: Path, tmp_path: Path) -> None:
     assert "nvidia-smi --gpu-reset -i GPU-a" in broken["GPU 0"]["remedy"]
     assert broken["GPU 1"]["remedy"] == "have it replaced"
     assert "reboot the machine" in broken["GPU 2"]["remedy"]
+
+
+def test_a_driver_that_hangs_is_named_and_costs_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+    monkeypatch.setattr(gpus, "read_machine", lambda environ: let_go.wait())
+    monkeypatch.setattr(gpus, "READ_S", 0.05)
+    (finding,) = sound(check_gpus(Host({}, lambda *_: [])))
+    let_go.set()
+    assert (finding.severity, finding.measured) == (Severity.BROKEN, "it did not answer within 0.05 s")
 
 
 def test_without_a_driver_torch_is_not_imported() -> None:

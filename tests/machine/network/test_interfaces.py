@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from harness.machine.network.interfaces import (
-    Address,
     is_loopback,
     is_numeric,
     reach_own,
@@ -24,13 +23,12 @@ from harness.machine.network.interfaces import (
 
 def test_loopback_is_read_as_it_is() -> None:
     loopback = next(one for one in read_interfaces() if one.is_loopback)
-    first = loopback.addresses[0]
-    assert (loopback.is_up, first.text, first.family) == (True, "127.0.0.1", socket.AF_INET)
+    assert (loopback.is_up, loopback.addresses[0]) == (True, "127.0.0.1")
 
 
 def test_ipv4_comes_first() -> None:
     for one in read_interfaces():
-        families = [address.family for address in one.addresses]
+        families = [":" in address for address in one.addresses]
         assert families == sorted(families)
 
 
@@ -86,7 +84,7 @@ def test_kinds_of_addresses() -> None:
 
 
 def test_own_addresses_answer_and_others_cannot_be_bound() -> None:
-    addresses = [Address("127.0.0.1", socket.AF_INET), Address("192.0.2.77", socket.AF_INET)]
+    addresses = ["127.0.0.1", "192.0.2.77"]
     found = asyncio.run(reach_own(addresses, limit_s=5))
     assert found["127.0.0.1"] == ""
     assert "cannot be bound" in found["192.0.2.77"]
@@ -97,7 +95,7 @@ def test_no_addresses_at_all() -> None:
 
 
 def test_no_socket_is_left_open() -> None:
-    addresses = [Address(f"127.0.0.{n}", socket.AF_INET) for n in range(1, 50)]
+    addresses = [f"127.0.0.{n}" for n in range(1, 50)]
     asyncio.run(reach_own(addresses, limit_s=5))  # an open one is a ResourceWarning, and an error here
 
 
