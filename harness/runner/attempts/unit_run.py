@@ -30,7 +30,6 @@ from harness.runner.attempts.gpu_checks import (
     GpuSuspicion,
     SharedWatch,
     broken_by,
-    unread_names,
     with_reason,
     with_xids,
 )
@@ -210,9 +209,6 @@ class UnitRunner(AttemptSpecs):
         """Put what the GPUs say into the reason; suspect those on which unrelated files fail."""
         lease, xids = attempt.lease, await self.watch.new_xids(attempt.lease.gpu_ids)
         attempt.result = result = with_xids(attempt.result, xids)
-        if result.is_failure and lease.gpus:
-            note = await asyncio.to_thread(unread_names, result, attempt.report, lease.gpus)
-            self.notes += [note] * bool(note)
         known = tuple(gpu.gpu_id for gpu in lease.gpus if not gpu.node)  # a node's tests have any of its GPUs
         attempt.unfit = self.suspicion.observe(attempt.unit.file_path, result.outcome, known) | broken_by(xids)
 
