@@ -149,7 +149,7 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     from harness.runner.reruns.resume import find_run
     from harness.runner.schedule.packing import parse_shard
     from harness.runner.selections import split_selections
-    from harness.runner.sessions.plugin_names import PLUGIN
+    from harness.runner.sessions.pytest_command import PLUGIN
 
     hidden_by = shadowing(invocation.cwd)
     if hidden_by and not given["safe_path"] and not entry_points(group="pytest11", name=PLUGIN):

@@ -15,8 +15,7 @@ from harness.runner.report_file import ListedTest
 from harness.runner.reruns.retries import Retries
 from harness.runner.schedule.leases import Lease
 from harness.runner.selections import split_node_id, split_selections
-from harness.runner.sessions.plugin_names import FORKED_TESTS, OWN_COVERAGE, XDIST, plugin_arguments
-from harness.runner.sessions.pytest_command import pytest_command
+from harness.runner.sessions.pytest_command import FORKED_TESTS, OWN_COVERAGE, XDIST, pytest_command
 from harness.runner.sessions.suite import Suite
 from harness.runner.units import Unit, files_of
 
@@ -84,8 +83,7 @@ class AttemptSpecs:
         files = tuple(dict.fromkeys(split_node_id(each)[0] for each in asked))
         return ProcessSpec(
             argv=(
-                *pytest_command(self.options),
-                *plugin_arguments(plugins, invocation.cwd, is_safe=self.options.safe_path),
+                *pytest_command(self.options, plugins),
                 *(f"--rlharness-report={report}", f"--basetemp={basetemp}"),
                 *(() if is_named else ("--rlharness-as-found",)),
                 *((f"--rlharness-fork-tests={grace_s}",) if grace_s is not None else ()),

@@ -10,7 +10,7 @@ from harness.bits.text import count
 from harness.machine.inventory import Inventory
 from harness.runner.collection.collect import Collected
 from harness.runner.need import Need, NeedRule, NeedsTable, merged_need, paths_matching
-from harness.runner.options import RunOptions
+from harness.runner.options import RunOptions, selects_by_outcome
 from harness.runner.records.history import Expectation, History
 from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.splitting import FileLoad, SplitReason, choose_files, plan_parts
@@ -56,13 +56,14 @@ def _default_need(num_workers: int, inventory: Inventory) -> Need:
 def note_idle(collected: Collected, options: RunOptions) -> Collected:
     """Return the collection with a note on each pattern of the configuration that matches no file: it is misspelt.
 
-    If paths were given, all files below the root directory count: a pattern may match one that was not asked for.
+    Where only some files were asked for, nothing is noted.
     """
+    if options.paths or selects_by_outcome(options.invocation.trailing):
+        return collected
     paths, notes = [unit.path for unit in collected.units], list(collected.notes)
     named = [("the needs table", [rule.glob for rule in options.needs]), *(("together", g) for g in options.together)]
     for what, patterns in named:
-        table = NeedsTable(NeedRule(pattern, None) for pattern in patterns)
-        idle = table.idle_below(collected.rootdir, paths) if options.paths else table.idle(paths)
+        idle = NeedsTable(NeedRule(pattern, None) for pattern in patterns).idle(paths)
         notes += (f"the pattern {pattern!r} of {what} matches no file" for pattern in idle)
     return replace(collected, notes=tuple(notes))
 
