@@ -183,7 +183,6 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
         "json": given["is_json"],
         "live": invocation.is_terminal and not given["is_json"] and not given.get("plain"),
         "colour": wants_colour(given.get("color", "auto"), invocation),
-        "together": tuple(map(tuple, config.together or ())),
         "accepts_leaning": config.leaning == "report",
         "by_number": settings.get("device_ids") == "number",
     }

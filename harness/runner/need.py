@@ -106,12 +106,6 @@ class NeedsTable:
         return [rule.glob for rule, spec in self._last_first if not any(spec.match_file(path) for path in paths)][::-1]
 
 
-def paths_matching(pattern: str, paths: Sequence[str]) -> list[str]:
-    """Return those of `paths` that match a pattern of .gitignore, in their order."""
-    spec = match_spec(pattern)
-    return [path for path in paths if spec.match_file(path)]
-
-
 def match_spec(glob: str) -> "PathSpec[Any]":
     """Return the matcher of a pattern as in .gitignore."""
     from pathspec import PathSpec

@@ -5,16 +5,12 @@ from pathlib import Path
 from tests.support.suite_runs import QUICK, run, write_suite
 
 CONFIGURATION = """
-[tool.rlharness]
-together = [["gone.py", "test_a.py"], ["sub/test_b.py", "test_c.py"]]
-
 [tool.rlharness.needs]
 "gone/" = 1
 "sub/test_b.py" = 0
 """
 SAID = {
     "the pattern 'gone/' of the needs table matches no file",
-    "the pattern 'gone.py' of together matches no file",
 }
 
 
@@ -24,5 +20,4 @@ def test_patterns_that_match_nothing_are_noted_where_all_files_were_asked_for(tm
     for named, said in (((), SAID), (("test_a.py",), set())):
         done = run(suite, "run", "--gpus", "none", *named)
         assert done.code == 0
-        notes = done.of("collection_finished")[0]["notes"]
-        assert {note for note in notes if not note.startswith("together: ")} == said
+        assert set(done.of("collection_finished")[0]["notes"]) == said
