@@ -149,7 +149,7 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     from harness.runner.reruns.resume import find_run
     from harness.runner.schedule.packing import parse_shard
     from harness.runner.selections import split_selections
-    from harness.runner.sessions.plugin_names import PLUGIN
+    from harness.runner.sessions.pytest_command import PLUGIN
 
     hidden_by = shadowing(invocation.cwd)
     if hidden_by and not given["safe_path"] and not entry_points(group="pytest11", name=PLUGIN):
@@ -183,7 +183,6 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
         "json": given["is_json"],
         "live": invocation.is_terminal and not given["is_json"] and not given.get("plain"),
         "colour": wants_colour(given.get("color", "auto"), invocation),
-        "together": tuple(map(tuple, config.together or ())),
         "accepts_leaning": config.leaning == "report",
         "by_number": settings.get("device_ids") == "number",
     }

@@ -35,12 +35,9 @@ def exhaustion_of(error: BaseException) -> ExhaustedError | None:
     for each in _causes(error):
         if isinstance(each, ExhaustedError):
             return each
-        if isinstance(each, OSError) and (found := _of_call(each)):
-            return found
-        if isinstance(each, MemoryError) or (isinstance(each, ImportError) and _UNMAPPED.search(str(each))):
-            return _memory(each)
-        if isinstance(each, RuntimeError) and str(each).startswith(_NO_THREAD):
-            return _processes(each)
+        if found := _lack(each):
+            lack, legal, remedy = found
+            return ExhaustedError(f"{lack}: {str(each) or type(each).__name__}", legal=legal, remedy=remedy)
     return None
 
 
@@ -85,66 +82,44 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             left.append(each.__cause__)
 
 
-def _of_call(error: OSError) -> ExhaustedError | None:
-    number = error.errno
-    if number in _DISK:
-        return _disk(error)
+def _lack(error: BaseException) -> tuple[str, str, str] | None:
+    """Return what an error says to be lacking, what is legal and the remedy; None where it says nothing of the kind."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, OSError) and number in _DISK:
+        named = [name for name in (error.filename2, error.filename) if isinstance(name, str | bytes)]
+        paths = [os.fsdecode(name) for name in named] or [tempfile.gettempdir(), os.getcwd()]
+        is_readonly = number == errno.EROFS
+        either = "a file system is read-only" if is_readonly else "a disk takes no more"
+        remedy = MAKE_ROOM.replace("free some there", "make it writable") if is_readonly else MAKE_ROOM
+        lack = next(filter(None, map(shortage_at, paths)), either)
+        return lack, "a disk with space and inodes left, mounted for writing", remedy
     if number == errno.EFBIG and _soft("FSIZE") != _UNLIMITED:  # else a file that is too large for its reader
-        return _limit(error, "file of this size", "FSIZE", "size of a file, in bytes", "ulimit -f unlimited")
+        return _limit("file of this size", "FSIZE", "size of a file, in bytes", "ulimit -f unlimited")
     if number == errno.EMFILE:
-        return _limit(error, "file descriptor left", "NOFILE", "open files", "ulimit -n 4096")
+        return _limit("file descriptor left", "NOFILE", "open files", "ulimit -n 4096")
     if number == errno.ENFILE:
-        return ExhaustedError(
-            f"this machine has no file descriptor left: {_said(error)}",
-            legal="fewer open files than fs.file-max",
-            remedy="end what holds them (lsof shows it), or raise the limit: sysctl fs.file-max",
-        )
-    if number == errno.EAGAIN and error.filename is None:
-        return _processes(error)
-    return _memory(error) if number == errno.ENOMEM else None
+        remedy = "end what holds them (lsof shows it), or raise the limit: sysctl fs.file-max"
+        return "this machine has no file descriptor left", "fewer open files than fs.file-max", remedy
+    is_fork = isinstance(error, OSError) and number == errno.EAGAIN and error.filename is None
+    if is_fork or (isinstance(error, RuntimeError) and str(error).startswith(_NO_THREAD)):
+        return _limit("process or thread left", "NPROC", "processes of this user, or pids.max", "ulimit -u 4096")
+    is_unmapped = isinstance(error, ImportError) and _UNMAPPED.search(str(error))
+    if number == errno.ENOMEM or isinstance(error, MemoryError) or is_unmapped:
+        lack = f"there is no memory left ({_soft('AS')} bytes of addresses, {_soft('DATA')} bytes of data)"
+        remedy = "raise the limit of this shell (ulimit -v unlimited, ulimit -d unlimited) or of its container"
+        return lack, "memory for this command and its libraries", remedy
+    return None
 
 
-def _disk(error: OSError) -> ExhaustedError:
-    named = [name for name in (error.filename2, error.filename) if isinstance(name, str | bytes)]
-    paths = [os.fsdecode(name) for name in named] or [tempfile.gettempdir(), os.getcwd()]
-    lack = next(filter(None, map(shortage_at, paths)), "a disk takes no more" if error.errno != errno.EROFS else "")
-    return ExhaustedError(
-        f"{lack or 'a file system is read-only'}: {_said(error)}",
-        legal="a disk with space and inodes left, mounted for writing",
-        remedy="make it writable, or use another disk: --out or --results-dir for results, TMPDIR for temporary files"
-        if error.errno == errno.EROFS
-        else MAKE_ROOM,
-    )
-
-
-def _processes(error: BaseException) -> ExhaustedError:
-    return _limit(error, "process or thread left", "NPROC", "processes of this user, or pids.max", "ulimit -u 4096")
-
-
-def _memory(error: BaseException) -> ExhaustedError:
-    return ExhaustedError(
-        f"there is no memory left ({_soft('AS')} bytes of addresses, {_soft('DATA')} bytes of data): {_said(error)}",
-        legal="memory for this command and its libraries",
-        remedy="raise the limit of this shell (ulimit -v unlimited, ulimit -d unlimited) or of its container",
-    )
-
-
-def _limit(error: BaseException, lacking: str, name: str, counted: str, remedy: str) -> ExhaustedError:
-    return ExhaustedError(
-        f"there is no {lacking}, the limit is {_soft(name)} ({counted}): {_said(error)}",
-        legal=f"a higher RLIMIT_{name}",
-        remedy=f"raise the limit of this shell or of its container: {remedy}",
-    )
+def _limit(lacking: str, name: str, counted: str, remedy: str) -> tuple[str, str, str]:
+    lack = f"there is no {lacking}, the limit is {_soft(name)} ({counted})"
+    return lack, f"a higher RLIMIT_{name}", f"raise the limit of this shell or of its container: {remedy}"
 
 
 def _soft(name: str) -> str:
     """The limit as a person reads it."""
     value = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
     return _UNLIMITED if value == resource.RLIM_INFINITY else f"{value:,}"
-
-
-def _said(error: BaseException) -> str:
-    return str(error) or type(error).__name__
 
 
 class LoopErrors:

@@ -149,35 +149,34 @@ def remove_abandoned(parent: str) -> list[str]:
     return said
 
 
-def remove_tree(path: str, *, dir_fd: int | None = None) -> str:
+def remove_tree(path: str) -> str:
     """Remove `path` and all below it; return the reason if something remains, or an empty text. Never raises.
 
-    With `dir_fd`, `path` is a name in that open directory. Directories without permissions are opened up first.
-    Symbolic links are removed, never followed, even if one replaces a directory meanwhile. What is mounted
-    below `path` stays as it is, with the directories that lead to it. Blocks for as long as the tree is large.
+    Directories without permissions are opened up first. Symbolic links are removed, never followed, even if one
+    replaces a directory meanwhile. What is mounted below `path` stays as it is, with the directories that lead to it.
+    Blocks for as long as the tree is large.
     """
     parent, name = os.path.split(path.rstrip("/"))
-    shown = path if dir_fd is None else f"{_path_of(dir_fd)}/{name}"
     try:
         # Only links in what leads to it are followed: a test may have put one in the place of its own TMPDIR.
-        parent_fd = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY, dir_fd=dir_fd)
+        parent_fd = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY)
     except FileNotFoundError:
         return ""
     except OSError as error:
-        return f"{shown} was not removed completely: {error}"
+        return f"{path} was not removed completely: {error}"
     try:
         if not _is_there(name, parent_fd):
             return ""
-        root = f"{_path_of(parent_fd).rstrip('/')}/{name}"
+        root = os.path.join(os.readlink(f"/proc/self/fd/{parent_fd}"), name)
         mounted = {path for path, _ in read_mounts() if path.startswith(root + "/")}
         _remove_around(parent_fd, name, root, mounted)
     except (OSError, RecursionError) as error:
         if isinstance(error, OSError) and error.filename == name:
-            error.filename = shown
-        return f"{shown} was not removed completely: {error}"
+            error.filename = path
+        return f"{path} was not removed completely: {error}"
     finally:
         os.close(parent_fd)
-    return f"{shown} was not removed completely: {', '.join(sorted(mounted))} is mounted in it" if mounted else ""
+    return f"{path} was not removed completely: {', '.join(sorted(mounted))} is mounted in it" if mounted else ""
 
 
 def require_proc() -> None:
@@ -196,11 +195,6 @@ def read_mounts() -> list[tuple[str, str]]:
 
     require_proc()
     return [(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
-
-
-def _path_of(dir_fd: int) -> str:
-    """Real path of an open directory."""
-    return os.readlink(f"/proc/self/fd/{dir_fd}")
 
 
 def _remove_around(parent_fd: int, name: str, path: str, mounted: set[str]) -> None:

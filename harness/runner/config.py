@@ -44,7 +44,6 @@ Count = Annotated[int, Ge(1), "a whole number, 1 or more"]
 CountOrZero = Annotated[int, Ge(0), "a whole number, 0 or more"]
 Flag = Annotated[bool, "true or false"]
 Names = Annotated[list[str], 'a list of names, such as ["a", "b"]']
-Groups = Annotated[list[list[str]], 'a list of lists of files, such as [["tests/test_a.py", "tests/test_b.py"]]']
 Capability = Annotated[float | str | list[int], "9.0, '9.0' or [9, 0]"]
 Isolation = Annotated[Literal["file", "test", "interpreter"], "'file', 'test' or 'interpreter'"]
 """Each type with its check and, for people, what is legal."""
@@ -70,8 +69,6 @@ class Keys:
     allow_missing_gpus: Flag | None = None
     mix_models: Flag | None = None
     split: Flag | None = None
-    together: Groups | None = None
-    """Files, or patterns of files, that run in one process, in this order."""
     device_ids: Annotated[Literal["uuid", "number"], "'uuid' or 'number'"] | None = None
     results_dir: Annotated[str, MinLen(1), "a directory, relative to the configuration"] | None = None
     """Directory in which `.rlharness` is made."""

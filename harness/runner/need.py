@@ -1,16 +1,11 @@
 """Need of a test on a machine: GPUs, their kind, whether it runs alone; and the table that has it by file."""
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathspec import PathSpec
-
-MAX_SEARCHED = 20_000
-"""Files among which a pattern of the needs table is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,30 +104,6 @@ class NeedsTable:
     def idle(self, paths: Sequence[str]) -> list[str]:
         """Patterns that match none of `paths`: most likely misspelt."""
         return [rule.glob for rule, spec in self._last_first if not any(spec.match_file(path) for path in paths)][::-1]
-
-    def idle_below(self, root: Path, paths: Sequence[str]) -> list[str]:
-        """Patterns that match none of `paths` and no other file below `root`; empty for a tree too large to search."""
-        idle = set(self.idle(paths))
-        if not idle:
-            return []
-        for number, path in enumerate(_files_below(root)):
-            if number == MAX_SEARCHED:
-                return []
-            idle -= {rule.glob for rule, spec in self._last_first if rule.glob in idle and spec.match_file(path)}
-        return [rule.glob for rule, _ in self._last_first if rule.glob in idle][::-1]
-
-
-def _files_below(root: Path) -> Iterator[str]:
-    """Yield the files below a directory, relative to it, without those of hidden directories."""
-    for directory, names, files in os.walk(root):
-        names[:] = [name for name in names if not name.startswith(".") and name != "__pycache__"]
-        yield from (os.path.relpath(os.path.join(directory, name), root) for name in files)
-
-
-def paths_matching(pattern: str, paths: Sequence[str]) -> list[str]:
-    """Return those of `paths` that match a pattern of .gitignore, in their order."""
-    spec = match_spec(pattern)
-    return [path for path in paths if spec.match_file(path)]
 
 
 def match_spec(glob: str) -> "PathSpec[Any]":

@@ -52,8 +52,6 @@ class RunOptions:
     collect_timeout_s: float = DEFAULT_COLLECT_TIMEOUT_S
     retries: int = 0
     """How often a failing unit is run again."""
-    together: tuple[tuple[str, ...], ...] = ()
-    """Groups of files that run in one process, by patterns."""
     check_leaning: bool = False
     """Run a failing file once more, after the files before it, to see whether it leans on them."""
     accepts_leaning: bool = False

@@ -41,7 +41,6 @@ from harness.runner.collection.collect import Collected, collect
 from harness.runner.collection.units import (
     expect_selected,
     give_needs,
-    keep_together,
     note_idle,
     set_aside_deselected,
     split_files,
@@ -232,8 +231,7 @@ async def collect_and_plan(context: RunContext) -> Planned:
     """Find the units, expect their durations, pack them. Raises CollectionError, UsageError."""
     options = context.options
     collected = await collect(options, context.suite)
-    collected = keep_together(note_idle(collected, options), options.together)
-    collected = with_digests(collected, options.invocation.trailing)
+    collected = with_digests(note_idle(collected, options), options.invocation.trailing)
     collected = give_needs(collected, options, context.gpus.inventory)
     sizes = {unit.path: collected.sizes_bytes.get(unit.path, 0) for unit in collected.units}
     expected: Mapping[str, Expectation] = context.history.expectations(sizes)

@@ -198,8 +198,6 @@ class Unit:
     file: str = ""
     """The file, for a part of one; empty for a whole file."""
     part: Part | None = None
-    together: tuple[str, ...] = ()
-    """Files and node ids that run in this unit's process, in order, its own file being the last; empty for one file."""
     digest: str = ""
     """Digest of the contents of its files, and of options of pytest that select tests; empty if one was not read."""
 
@@ -212,11 +210,6 @@ class Unit:
     def can_run(self) -> bool:
         """Whether collection found nothing that keeps it from running."""
         return not self.collect_error and not self.collect_timed_out
-
-
-def files_of(unit: Unit) -> tuple[str, ...]:
-    """Return the files that run in a unit's process, relative to the root directory, in order."""
-    return tuple(dict.fromkeys(each.partition("::")[0] for each in unit.together)) or (unit.file_path,)
 
 
 class Outcome(StrEnum):

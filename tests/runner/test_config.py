@@ -232,20 +232,6 @@ def test_patterns_that_match_nothing_are_named() -> None:
     assert table.idle(["tests/a.py"]) == ["test/*"]
 
 
-def test_a_pattern_is_idle_where_no_file_below_the_root_matches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / ".hidden").mkdir()
-    for name in ("sub/test_b.py", ".hidden/test_c.py", "test_a.py"):
-        (tmp_path / name).touch()
-    table = NeedsTable(rule(glob, gpus=1) for glob in ("test_a.py", "test_b.py", "test_c.py", "sub/test_c.py"))
-    assert table.idle(["test_a.py"]) == ["test_b.py", "test_c.py", "sub/test_c.py"]
-    assert table.idle_below(tmp_path, ["test_a.py"]) == ["test_c.py", "sub/test_c.py"]
-    monkeypatch.setattr("harness.runner.need.MAX_SEARCHED", 1)
-    assert table.idle_below(tmp_path, ["test_a.py"]) == [], "too many files to say"
-
-
 def test_a_file_that_a_parser_would_read_for_minutes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("#" * (MAX_SETTINGS_BYTES + 1))
     with pytest.raises(UsageError, match="it has more than 1,048,576 bytes"):

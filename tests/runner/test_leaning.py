@@ -24,10 +24,6 @@ FAULTS = {
         "import state\ndef test_one(): pass\ndef test_sets(): state.value = 3\ndef test_three(): pass\n",
         "import state\ndef test_reads(): assert state.value == 3\ndef test_other(): pass\n",
     ),
-    "registry_at_import": (
-        "import state\nstate.registry.append('c')\n" + PLAIN,
-        "import state\nfirst = state.registry[0]\ndef test_reads(): assert first == 'c'\n",
-    ),
 }
 
 
@@ -55,9 +51,8 @@ def test_a_run_tells_a_leaning_file_from_a_failing_one(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("fault", ["global", "registry_at_import"])
-def test_a_leaning_file_that_the_configuration_accepts_is_no_failure(tmp_path: Path, fault: str) -> None:
-    directory = suite(tmp_path, fault)
+def test_a_leaning_file_that_the_configuration_accepts_is_no_failure(tmp_path: Path) -> None:
+    directory = suite(tmp_path, "global")
     write_suite(directory, {"pyproject.toml": '[tool.rlharness]\ncheck-leaning = true\nleaning = "report"\n'})
     done = run(directory, "run", "--gpus", "none", "--junit", "report.xml", "--json", "--maxfail", "1")
     assert (done.code, done.outcomes["tests/test_z.py"]) == (ExitCode.OK, "leaning")

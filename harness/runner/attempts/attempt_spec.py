@@ -15,10 +15,9 @@ from harness.runner.report_file import ListedTest
 from harness.runner.reruns.retries import Retries
 from harness.runner.schedule.leases import Lease
 from harness.runner.selections import split_node_id, split_selections
-from harness.runner.sessions.plugin_names import FORKED_TESTS, OWN_COVERAGE, XDIST, plugin_arguments
-from harness.runner.sessions.pytest_command import pytest_command
+from harness.runner.sessions.pytest_command import FORKED_TESTS, OWN_COVERAGE, XDIST, pytest_command
 from harness.runner.sessions.suite import Suite
-from harness.runner.units import Unit, files_of
+from harness.runner.units import Unit
 
 if TYPE_CHECKING:
     from harness.runner.ray.cluster import RayCluster
@@ -74,7 +73,7 @@ class AttemptSpecs:
         if rest or unit.part:
             asked: Sequence[str] = rest or [test.nodeid for test in tests or ()]
         else:
-            asked = unit.selection or unit.together or (unit.file_path,)
+            asked = unit.selection or (unit.file_path,)
         paths = [self.from_cwd(path) for path in asked]
         is_measured = self.collected.coverage is not None
         own_file = {COVERAGE_FILE: str(directory / ".coverage")} if is_measured else {}
@@ -84,8 +83,7 @@ class AttemptSpecs:
         files = tuple(dict.fromkeys(split_node_id(each)[0] for each in asked))
         return ProcessSpec(
             argv=(
-                *pytest_command(self.options),
-                *plugin_arguments(plugins, invocation.cwd, is_safe=self.options.safe_path),
+                *pytest_command(self.options, plugins),
                 *(f"--rlharness-report={report}", f"--basetemp={basetemp}"),
                 *(() if is_named else ("--rlharness-as-found",)),
                 *((f"--rlharness-fork-tests={grace_s}",) if grace_s is not None else ()),
@@ -100,7 +98,7 @@ class AttemptSpecs:
                 "unset": [name for name in self.suite.env if name not in env],
                 "items": [test.number for test in tests],
                 "files": files,
-                "deselected": sum(self.collected.files[path].num_deselected for path in files_of(unit)),
+                "deselected": self.collected.files[unit.file_path].num_deselected,
                 "report": report,
                 "basetemp": basetemp,
                 "grace_s": grace_s,
@@ -122,7 +120,7 @@ class AttemptSpecs:
         if not any(self.collected.files[path].is_late for path in files):
             return {"late": [], "only": None, "without": None}
         is_whole = not rest and unit.part is None
-        asked = unit.selection or unit.together or (unit.file_path,) if is_whole else files
+        asked = unit.selection or (unit.file_path,) if is_whole else files
         mine = [test.nodeid for test in tests]
         others = {test.nodeid for test in self.collected.files[unit.file_path].tests or ()} - {*mine}
         is_first = unit.part is not None and unit.part.number == 1 and not rest and not unit.selection

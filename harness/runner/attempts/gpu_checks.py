@@ -1,17 +1,13 @@
 """What is checked of the GPUs of an attempt: memory that units share, files that keep failing on one, the driver's
-errors and other users that explain a failure, names that a library could not read.
+errors and other users that explain a failure.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from harness.machine.gpu_health import FATAL_XIDS, describe_xid
 from harness.machine.gpu_watch import GpuWatch
-from harness.machine.inventory import Gpu
-from harness.process.growing_file import read_end
-from harness.runner.report_file import TestReport
 from harness.runner.units import Outcome, UnitResult
 
 MIN_FILES = 3
@@ -19,10 +15,6 @@ MIN_FILES = 3
 BLAMED = frozenset((Outcome.FAILED, Outcome.TIMED_OUT, Outcome.CRASHED, Outcome.EXITED_EARLY))
 """Outcomes that a sick GPU can cause."""
 CLEARING = frozenset((Outcome.PASSED, Outcome.FLAKY))
-MAX_LOG_BYTES = 1 << 20
-"""Of the end of an output."""
-NO_NUMBER = "invalid literal for int() with base 10: '{}-"
-"""The error of a program that takes the UUIDs in CUDA_VISIBLE_DEVICES for numbers."""
 
 
 # ---- reasons of a failure
@@ -46,21 +38,6 @@ def broken_by(xids: Mapping[str, Sequence[int]]) -> dict[str, str]:
     """Return the GPUs that run no test after these errors, with the reasons."""
     fatal = {gpu_id: [describe_xid(xid) for xid in seen if xid in FATAL_XIDS] for gpu_id, seen in xids.items()}
     return {gpu_id: f"the driver reported {', '.join(errors)}" for gpu_id, errors in fatal.items() if errors}
-
-
-def unread_names(result: UnitResult, report: TestReport, gpus: Sequence[Gpu]) -> str:
-    """Return a note where a failed attempt could not read the names of its GPUs; empty where nothing says so."""
-    if not result.is_failure or not gpus:
-        return ""
-    kind = "MIG" if gpus[0].is_mig else "GPU"
-    output = read_end(Path(result.directory, "output.log"), MAX_LOG_BYTES)
-    texts = (*(end.text for end in report.ends.values()), *(text for _, text in report.collect_errors), output)
-    if not any(NO_NUMBER.format(kind) in text for text in texts):
-        return ""
-    why = f"{result.unit.path}: a library reads numbers in CUDA_VISIBLE_DEVICES, where a lease has UUIDs"
-    if kind == "MIG":
-        return f"{why}; a MIG instance has no number: use a GPU that is not split, or a later version of the library"
-    return f"{why}: run it with --device-ids number"
 
 
 # ---- GPUs on which unrelated files fail

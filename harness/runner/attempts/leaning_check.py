@@ -87,7 +87,7 @@ class LeaningCheck:
             async with self.parts[file].lock:
                 await self._settle_part(runner, attempt)
             return
-        is_wanted = self.checks_files and self.num_left and not unit.together
+        is_wanted = self.checks_files and self.num_left
         if attempt.result.outcome not in CHECKED or attempt.number in runner.cancelled or not is_wanted:
             return
         if before := files_before(runner.collected.units, unit):

@@ -30,7 +30,6 @@ from harness.runner.attempts.gpu_checks import (
     GpuSuspicion,
     SharedWatch,
     broken_by,
-    unread_names,
     with_reason,
     with_xids,
 )
@@ -153,6 +152,9 @@ class UnitRunner(AttemptSpecs):
             self.isolation.append(_unforked_note(unit.path, report))
         if report.unread and not outcome.is_failure:  # of a failure it is the reason
             self.notes.append(f"{unit.path}: {report.unread}")
+        num_deselected = report.num_deselected
+        if unit.part:  # its tests may have been named, and those of no part are counted once
+            num_deselected = self.collected.files[unit.file_path].num_deselected if unit.part.number == 1 else 0
         need, trailing = report.collected_need if report.nodeids else None, self.options.invocation.trailing
         is_part = unit.selection or self.retries.rest(number) or runs_parts_of_files(trailing)
         if is_part or (unit.part and need and not need.exceeds(unit.need)):  # the plan has the need of all tests
@@ -164,7 +166,7 @@ class UnitRunner(AttemptSpecs):
             duration_s=end.duration_s,
             gpu_ids=lease.gpu_ids,
             tests=report.counts(),
-            num_deselected=report.num_deselected if unit.part is None or unit.part.number == 1 else 0,
+            num_deselected=num_deselected,
             skip_reasons=report.skip_reasons(),
             left_behind=(*report.left_behind, *end.left_behind),
             collected_need=need,
@@ -210,9 +212,6 @@ class UnitRunner(AttemptSpecs):
         """Put what the GPUs say into the reason; suspect those on which unrelated files fail."""
         lease, xids = attempt.lease, await self.watch.new_xids(attempt.lease.gpu_ids)
         attempt.result = result = with_xids(attempt.result, xids)
-        if result.is_failure and lease.gpus:
-            note = await asyncio.to_thread(unread_names, result, attempt.report, lease.gpus)
-            self.notes += [note] * bool(note)
         known = tuple(gpu.gpu_id for gpu in lease.gpus if not gpu.node)  # a node's tests have any of its GPUs
         attempt.unfit = self.suspicion.observe(attempt.unit.file_path, result.outcome, known) | broken_by(xids)
 

@@ -15,7 +15,7 @@ from harness.runner.schedule.splitting import Split
 from harness.runner.selections import selected, split_node_id, split_selections
 from harness.runner.sessions.combined_coverage import CoverageOptions, coverage_options
 from harness.runner.sessions.suite import CollectedFile, Suite
-from harness.runner.units import NeedSource, Unit, UnitResult, files_of
+from harness.runner.units import NeedSource, Unit, UnitResult
 
 NO_WORKERS = "-n0"
 
@@ -52,18 +52,14 @@ class Collected:
         """Return the need of each test of a unit, by its name; none where the needs table decides."""
         if unit.source is NeedSource.TABLE:
             return {}
-        files = [self.files[path] for path in files_of(unit) if path in self.files]
-        return {test: need for file in files for test, need in file.asks.items()}
+        return dict(self.files[unit.file_path].asks) if unit.file_path in self.files else {}
 
     def tests_of(self, unit: Unit, rest: Sequence[str] = ()) -> list[ListedTest] | None:
         """Return the tests that a process of a unit runs, in order; None where they are not known.
 
         `rest` are the node ids of those that an earlier process has not begun.
         """
-        if rest:
-            wanted: Sequence[str] = (unit.file_path,) if not unit.together else files_of(unit)
-        else:
-            wanted = unit.selection or unit.together or (unit.file_path,)
+        wanted = (unit.file_path,) if rest else unit.selection or (unit.file_path,)
         found: dict[int, ListedTest] = {}
         for each in wanted:
             path = split_node_id(each)[0]

@@ -1,16 +1,16 @@
-"""From files to units: needs of files that have none, files that run in one process, files without a selected test,
+"""From files to units: needs of files that have none, files without a selected test,
 files that are split into parts, and patterns of the configuration that match nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from harness.bits.errors import UsageError
 from harness.bits.text import count
 from harness.machine.inventory import Inventory
 from harness.runner.collection.collect import Collected
-from harness.runner.need import Need, NeedRule, NeedsTable, merged_need, paths_matching
-from harness.runner.options import RunOptions
+from harness.runner.need import Need, NeedsTable
+from harness.runner.options import RunOptions, selects_by_outcome
 from harness.runner.records.history import Expectation, History
 from harness.runner.schedule.leases import LeaseTable
 from harness.runner.schedule.splitting import FileLoad, SplitReason, choose_files, plan_parts
@@ -56,61 +56,13 @@ def _default_need(num_workers: int, inventory: Inventory) -> Need:
 def note_idle(collected: Collected, options: RunOptions) -> Collected:
     """Return the collection with a note on each pattern of the configuration that matches no file: it is misspelt.
 
-    If paths were given, all files below the root directory count: a pattern may match one that was not asked for.
+    Where only some files were asked for, nothing is noted.
     """
-    paths, notes = [unit.path for unit in collected.units], list(collected.notes)
-    named = [("the needs table", [rule.glob for rule in options.needs]), *(("together", g) for g in options.together)]
-    for what, patterns in named:
-        table = NeedsTable(NeedRule(pattern, None) for pattern in patterns)
-        idle = table.idle_below(collected.rootdir, paths) if options.paths else table.idle(paths)
-        notes += (f"the pattern {pattern!r} of {what} matches no file" for pattern in idle)
-    return replace(collected, notes=tuple(notes))
-
-
-# ---- files that run in one process, since one leans on another
-
-
-def keep_together(collected: Collected, groups: Sequence[Sequence[str]]) -> Collected:
-    """Return the collection with one unit for the files of each group, in the group's order.
-
-    The unit has the path of the last file, and needs what any of them needs. Raises UsageError for a file of two
-    groups, and for files that ask for different models of GPU.
-    """
-    units = {unit.path: unit for unit in collected.units}
-    able = [unit.path for unit in collected.units if unit.can_run and unit.path not in collected.not_found]
-    sizes_bytes, notes = dict(collected.sizes_bytes), list(collected.notes)
-    taken: dict[str, int] = {}
-    for number, patterns in enumerate(groups):
-        paths = list(dict.fromkeys(path for pattern in patterns for path in paths_matching(pattern, able)))
-        if twice := [path for path in paths if taken.setdefault(path, number) != number]:
-            raise UsageError(
-                f"together: {twice[0]} is in two groups",
-                legal="each file in one group",
-                remedy="join the two lists, in the order in which the files have to run",
-            )
-        if len(paths) < 2:
-            continue
-        *before, last = paths
-        units[last] = _joined([units[path] for path in paths])
-        sizes_bytes[last] = sum(sizes_bytes.get(path, 0) for path in paths)
-        for path in before:
-            del units[path]
-        notes.append(f"together: {', '.join(before)} and {last} run in one process, as {last}")
-    return replace(collected, units=tuple(units.values()), sizes_bytes=sizes_bytes, notes=tuple(notes))
-
-
-def _joined(units: Sequence[Unit]) -> Unit:
-    last = units[-1]
-    try:
-        need = merged_need([unit.need for unit in units])
-    except ValueError as error:
-        raise UsageError(
-            f"together: the files that run with {last.path} cannot share a process: one {error}",
-            remedy="leave one of them out of the group",
-        ) from None
-    limits_s = [unit.timeout_s for unit in units if unit.timeout_s is not None]
-    together = tuple(path for unit in units for path in unit.selection or (unit.path,))
-    return replace(last, need=need, timeout_s=max(limits_s, default=None), selection=(), together=together)
+    if options.paths or selects_by_outcome(options.invocation.trailing):
+        return collected
+    idle = NeedsTable(options.needs).idle([unit.path for unit in collected.units])
+    notes = (f"the pattern {pattern!r} of the needs table matches no file" for pattern in idle)
+    return replace(collected, notes=(*collected.notes, *notes))
 
 
 # ---- what -k, -m and --deselect leave
@@ -139,9 +91,8 @@ def _num_deselected(unit: Unit, collected: Collected) -> int:
     """Return the number of tests in a unit if all are deselected; 0 for a unit that runs."""
     if unit.selection or not unit.can_run or unit.path in collected.not_found:
         return 0
-    files = [collected.files.get(path) for path in unit.together or (unit.path,)]
-    known = [file for file in files if file is not None and file.is_deselected and not file.error]
-    return sum(file.num_deselected for file in known) if len(known) == len(files) else 0
+    file = collected.files.get(unit.path)
+    return file.num_deselected if file is not None and file.is_deselected and not file.error else 0
 
 
 def expect_selected(
@@ -153,7 +104,7 @@ def expect_selected(
     and no file is expected to take longer than all of it did.
     """
     changed = dict(expected)
-    for path in [unit.path for unit in collected.units if unit.path in collected.files and not unit.together]:
+    for path in [unit.path for unit in collected.units if unit.path in collected.files]:
         file = collected.files[path]
         known = [durations_s.get(test.nodeid) for test in file.tests or ()]
         seconds = [each for each in known if each is not None]
@@ -199,7 +150,7 @@ def split_files(
 
 
 def _load(unit: Unit, collected: Collected, expected: Expectation) -> FileLoad:
-    path, is_part = unit.path, bool(unit.selection or unit.together)
+    path, is_part = unit.path, bool(unit.selection)
     return FileLoad(
         path,
         unit.need,

@@ -16,7 +16,7 @@ from harness.process.run_directory import HOME, RUNS
 from harness.runner.collection.collect import Collected
 from harness.runner.options import runs_parts_of_files
 from harness.runner.records.recorded_run import RecordedRun, read_recorded_run
-from harness.runner.units import Outcome, Unit, UnitResult, files_of
+from harness.runner.units import Outcome, Unit, UnitResult
 
 KEPT = frozenset((Outcome.PASSED, Outcome.FLAKY, Outcome.NO_TESTS))
 """Outcomes that a resumed run keeps."""
@@ -67,18 +67,15 @@ def _is_kept(unit: Unit, result: UnitResult) -> bool:
 
 def _content(unit: Unit) -> tuple[object, ...]:
     """Everything of a unit that decides which tests it runs."""
-    return unit.digest, unit.selection, unit.together
+    return unit.digest, unit.selection
 
 
 def _with_digest(unit: Unit, rootdir: Path, selecting: Sequence[str]) -> Unit:
     digest = hashlib.sha256("\0".join(selecting).encode("utf-8", "surrogateescape"))
     try:
-        for path in files_of(unit):
-            with open_regular(rootdir / path, follows_links=True) as file:
-                of_file = hashlib.sha256()
-                while chunk := file.read(CHUNK_BYTES):
-                    of_file.update(chunk)
-                digest.update(of_file.digest())
+        with open_regular(rootdir / unit.file_path, follows_links=True) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
     except OSError:  # its attempt says so, and it is never kept
         return unit
     return replace(unit, digest=digest.hexdigest()[:32])

@@ -152,7 +152,7 @@ class Retries:
             earlier.selection = ()
         if result.outcome in RETRIED and num_earlier < self.limit:
             earlier.results.append(replace(result, unit=replace(result.unit, selection=earlier.selection)))
-            again = () if result.unit.together else tests_to_repeat(report)
+            again = tests_to_repeat(report)
             earlier.selection = again or earlier.selection
             return AttemptFailed(0.0, path, num_earlier + 1, self.limit, result, earlier.selection)
         asked_to_end = result.outcome is Outcome.EXITED_EARLY and report.finished_exit is not None  # pytest.exit()

@@ -2,7 +2,7 @@
 
 Outside pytest: suite.py             starts and asks the session   In pytest: collected_session.py  the one session
                 pytest_command.py    how pytest is called                     forked_tests.py       `--isolate test`
-                plugin_names.py      plugins, by name                         own_coverage.py       coverage
-                combined_coverage.py coverage of all processes                xdist_fixtures.py     `worker_id`
+                combined_coverage.py coverage of all processes                own_coverage.py       coverage
+                                                                              xdist_fixtures.py     `worker_id`
                                                                               ties.py, threads_before.py
 """

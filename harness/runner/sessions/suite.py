@@ -36,8 +36,7 @@ from harness.process.supervisor_client import find_py_spy
 from harness.runner.need import Need
 from harness.runner.options import RunOptions
 from harness.runner.report_file import ListedTest
-from harness.runner.sessions.plugin_names import OWN_COVERAGE, SESSION, XDIST, plugin_arguments
-from harness.runner.sessions.pytest_command import pytest_command
+from harness.runner.sessions.pytest_command import OWN_COVERAGE, SESSION, XDIST, pytest_command
 from harness.runner.units import IsolationCode, IsolationNote, NotForked
 
 MARKER_ROOM = 64
@@ -133,8 +132,7 @@ class Suite:
         with its, self.log.open("ab") as output:
             process = subprocess.Popen(
                 [
-                    *pytest_command(self._options),
-                    *plugin_arguments((XDIST, OWN_COVERAGE, SESSION), cwd, is_safe=self._options.safe_path),
+                    *pytest_command(self._options, (XDIST, OWN_COVERAGE, SESSION)),
                     f"--rlharness-serve={its.fileno()}",
                     f"--rlharness-found={self._list}",
                     *(f"--rlharness-left-out={why}:{path}" for path, why in self._found.left_out.items()),

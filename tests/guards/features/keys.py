@@ -7,20 +7,12 @@ from tests.guards.features.feature import Feature, Run, Seen
 from tests.guards.features.planning import _GPU, scheduled
 from tests.guards.features.running import LEANING, MANY, STUBBORN, SUITE, counted, unit
 
-_TOGETHER = """\
-import os
-from pathlib import Path
-
-def test_{0}(): Path("{0}.pid").write_text(str(os.getpid()))
-"""
 SUITE_KEYS = Run(
     name="keys-suite",
     is_quick=True,
     command=("run", "tests", "--gpus=sim:2xA,2xB", "--json"),
     files={
         **SUITE,
-        "tests/test_one.py": _TOGETHER.format("one"),
-        "tests/test_two.py": _TOGETHER.format("two"),
     },
     config={
         "timeout": "12",
@@ -34,12 +26,6 @@ SUITE_KEYS = Run(
         "history-free": "true",
         "needs": '{ "test_table.py" = 2, "test_fails.py" = 0 }',
     },
-)
-TOGETHER = Run(
-    name="keys-together",
-    command=("run", "tests", "--gpus=none", "--json"),
-    files={f"tests/test_{name}.py": _TOGETHER.format(name) for name in ("one", "two")},
-    config={"together": '[["tests/test_one.py", "tests/test_two.py"]]', "retries": "1", "cpu-units": "1"},
 )
 FAILING = Run(
     name="keys-failing",
@@ -68,7 +54,7 @@ PLAN = Run(
     },
     config={
         "needs": (
-            '{ "test_model.py" = { gpus = 1, model = "B" }, "test_big.py" = { gpus = 1, memory-gb = 900 },'
+            '{ "test_model.py" = { gpus = 1, model = "Z" }, "test_big.py" = { gpus = 1, memory-gb = 900 },'
             ' "test_new.py" = { gpus = 1, min-capability = 99.0 }, "test_alone.py" = { gpus = 1, exclusive = true },'
             ' "test_shared.py" = { gpus = 1, memory-gb = 30, shared = true }, "test_three.py" = { gpus = 2 } }'
         ),
@@ -117,7 +103,6 @@ FEATURES = (
     _key("results-dir", "results there", lambda s: s.has("kept/.rlharness/runs/latest/events.jsonl")),
     _key("history-free", "no history", lambda s: s.has("state.json") and not s.has(".cache/rlharness/history/*")),
     _key("needs", "two GPUs for a file of the table", lambda s: len(unit(s, "table")["gpu_ids"]) == 2),
-    _key("together", "two files in one process", lambda s: s.read("one.pid") == s.read("two.pid"), TOGETHER),
     _key(
         "retries",
         "a second attempt",
@@ -131,7 +116,7 @@ FEATURES = (
     _key("split", "a file as one unit", lambda s: scheduled(s, "many"), WHOLE),
     _need("gpus", "gpus = 2", "two GPUs", lambda s: len(scheduled(s, "three")["gpu_ids"]) == 2),
     _need("memory-gb", ", memory-gb = 900", "a file that cannot run", lambda s: "tests/test_big.py" in _never(s)),
-    _need("model", ', model = "B"', "a GPU of B", lambda s: scheduled(s, "model")["gpu_ids"][0] in {"SIM-2", "SIM-3"}),
+    _need("model", ', model = "Z"', "a file that cannot run", lambda s: "tests/test_model.py" in _never(s)),
     _need(
         "min-capability",
         ", min-capability = 99.0",

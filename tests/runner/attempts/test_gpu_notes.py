@@ -2,14 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from harness.machine.gpu_health import GpuProcess
-from harness.machine.inventory import Gpu
 from harness.runner import events
-from harness.runner.attempts.gpu_checks import broken_by, unread_names, with_reason, with_xids
+from harness.runner.attempts.gpu_checks import broken_by, with_reason, with_xids
 from harness.runner.need import Need
-from harness.runner.report_file import TestReport
 from harness.runner.units import NeedSource, Outcome, Unit, UnitResult
 from tests.runner.scripted_run import ScriptedRun
 from tests.support.fake_meter import FakeMeter
@@ -17,15 +13,10 @@ from tests.support.scripted_attempts import Script
 
 GB = 10**9
 GPU_0 = "ID-0"
-UNREAD = "ValueError: invalid literal for int() with base 10: 'GPU-8f2'"
 
 
 def result(outcome: Outcome, directory: Path | None = None, reason: str = "") -> UnitResult:
     return UnitResult(Unit("test_a.py", Need(), NeedSource.IMPORT), outcome, reason, directory=str(directory or ""))
-
-
-def gpu(uuid: str = "GPU-8f2", **fields: bool) -> Gpu:
-    return Gpu(uuid, 0, "NVIDIA H200", 141.0, **fields)  # type: ignore[arg-type]
 
 
 def test_errors_of_the_driver_are_part_of_a_failure_and_only_fatal_ones_break_a_gpu() -> None:
@@ -43,24 +34,6 @@ def test_another_user_of_a_gpu_is_part_of_a_failure_alone() -> None:
     assert with_reason(result(Outcome.FAILED), "used ({})", held).reason == "used (GPU-a: 1.0 GB above its baseline)"
     assert with_reason(result(Outcome.PASSED), "used ({})", held).reason == ""
     assert with_reason(result(Outcome.FAILED), "used ({})", {}).reason == ""
-
-
-def test_names_that_are_not_read_are_found_in_the_output_with_the_remedy(tmp_path: Path) -> None:
-    (tmp_path / "output.log").write_text(f"worker\n{UNREAD}\n")
-    failed = result(Outcome.FAILED, tmp_path)
-    assert "--device-ids number" in unread_names(failed, TestReport(), (gpu(),))
-    (tmp_path / "output.log").write_text(UNREAD.replace("GPU-", "MIG-"))
-    assert "a MIG instance has no number" in unread_names(failed, TestReport(), (gpu("MIG-8f2", is_mig=True),))
-    (tmp_path / "output.log").write_text("AssertionError")
-    assert unread_names(failed, TestReport(), (gpu(),)) == ""
-
-
-@pytest.mark.parametrize("outcome", [Outcome.PASSED, Outcome.FAILED])
-def test_a_run_without_gpus_or_failures_looks_for_nothing(tmp_path: Path, outcome: Outcome) -> None:
-    (tmp_path / "output.log").write_text(UNREAD)
-    gpus = (gpu(),) if outcome is Outcome.PASSED else ()
-    assert unread_names(result(outcome, tmp_path), TestReport(), gpus) == ""
-    assert unread_names(result(Outcome.FAILED, tmp_path / "no such directory"), TestReport(), (gpu(),)) == ""
 
 
 def test_a_failed_file_names_the_program_that_came_to_its_gpu(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bits.exit_codes import ExitCode
-from harness.runner.collection.collect import Collected
 from harness.runner.collection.units import set_aside_deselected
 from harness.runner.need import Need
-from harness.runner.units import NeedSource, Outcome, Unit
+from harness.runner.units import Outcome
 from tests.support.collected import ROOT, collect_in
 from tests.support.suite_runs import Done, run, write_suite
 
@@ -109,20 +108,6 @@ def test_files_that_may_end_otherwise_run(tmp_path: Path) -> None:
     collected = collect_in(write_suite(tmp_path, files), pytest_args=("-k", "nothing"))
     assert set_aside_deselected(collected).kept == {}
     assert {unit.path: unit.can_run for unit in collected.units}["test_broken.py"] is False
-
-
-@pytest.mark.full
-def test_files_that_run_together_are_set_aside_only_if_none_has_a_test(tmp_path: Path) -> None:
-    write_suite(tmp_path, {"test_a.py": TWO, "test_b.py": marked(1)})
-    both = Unit("test_b.py", Need(gpus=2), NeedSource.IMPORT, together=("test_a.py", "test_b.py"))
-
-    def kept(*args: str) -> dict[str, int]:
-        collected = collect_in(tmp_path, pytest_args=args)
-        joined = Collected((both,), tmp_path, (), files=collected.files)
-        return {path: result.num_deselected for path, result in set_aside_deselected(joined).kept.items()}
-
-    assert kept("-k", "nothing") == {"test_b.py": 3}
-    assert kept("-k", "big") == {}
 
 
 @pytest.mark.full

@@ -121,18 +121,6 @@ def test_a_file_of_which_a_part_has_no_outcome_runs_again(tmp_path: Path) -> Non
     assert not any(resumed(tmp_path, "--gpus", "sim:4").values())
 
 
-def test_a_group_of_files_is_kept_only_as_the_group_that_passed(tmp_path: Path) -> None:
-    one = "def test_it(): pass\n"
-    files = {"test_a.py": one, "test_b.py": one, "pyproject.toml": "[tool.rlharness]\n"}
-    write_suite(tmp_path, files)
-    assert run(tmp_path, "run", "--gpus", "none").code == 0
-    (tmp_path / "pyproject.toml").write_text('[tool.rlharness]\ntogether = [["test_a.py", "test_b.py"]]\n')
-    assert resumed(tmp_path, "--gpus", "none") == {"test_b.py": False}, "the tests of test_a.py would have no outcome"
-    assert resumed(tmp_path, "--gpus", "none") == {"test_b.py": True}
-    (tmp_path / "test_a.py").write_text(one + "# changed\n")
-    assert resumed(tmp_path, "--gpus", "none") == {"test_b.py": False}, "a file of the group has changed"
-
-
 @pytest.mark.full
 def test_a_run_of_some_tests_does_not_speak_for_all(tmp_path: Path) -> None:
     write_suite(tmp_path, {"test_a.py": "def test_fast(): pass\ndef test_slow(): pass\n"})
@@ -168,7 +156,6 @@ def test_a_unit_that_would_run_something_different_or_cannot_be_read_is_not_kept
         unit("a.py", "e"),
         unit("b.py"),
         unit("a.py", selection=("a.py::x",)),
-        unit("a.py", together=("b.py",)),
     ]
     for now in differing:
         assert kept_of(unit("a.py"), Outcome.PASSED, now) == kept_of(now, Outcome.PASSED, unit("a.py")) == {}
