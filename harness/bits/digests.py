@@ -74,10 +74,9 @@ START = (PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME
 
 def digest(data: "bytes | bytearray | memoryview | Array[c_char]") -> tuple[str, bytes]:
     """(algorithm, digest) of a whole value: `raw` up to 16 bytes, `xxh3_128` above."""
-    view = memoryview(data)
-    if view.nbytes <= DIGEST_BYTES:
-        return RAW, view.tobytes().ljust(DIGEST_BYTES, b"\0")
-    return XXH3_128, xxh3_128_digest(view)
+    if len(data) > DIGEST_BYTES:
+        return XXH3_128, xxh3_128_digest(data)
+    return RAW, bytes(data).ljust(DIGEST_BYTES, b"\0")
 
 
 def shardsum(data: bytes | bytearray | memoryview, element_bytes: int, first_index: int = 0) -> bytes:

@@ -105,10 +105,12 @@ def gradients_of(parameters: NamedTensors) -> list[tuple[str, torch.Tensor]]:
 
 def state_of(optimizer: Optimizer, name: str, parameter: torch.Tensor) -> tuple[list[Setting], list[Setting]]:
     """Return what an optimizer remembers of a weight: (numbers and small tensors, large ones)."""
-    state = optimizer.state.get(parameter, {})
-    named = [(f"{name} {key}", value) for key, value in state.items() if isinstance(value, REMEMBERED)]
-    large = [each for each in named if isinstance(each[1], torch.Tensor) and each[1].nbytes >= LARGE_BYTES]
-    return [each for each in named if not any(each is one for one in large)], large
+    small, large = list[Setting](), list[Setting]()
+    for key, value in optimizer.state.get(parameter, {}).items():
+        if isinstance(value, REMEMBERED):
+            is_large = isinstance(value, torch.Tensor) and value.nbytes >= LARGE_BYTES
+            (large if is_large else small).append((f"{name} {key}", value))
+    return small, large
 
 
 # -------------------------------------------------------------------------------------------------- steps of optimizers
@@ -239,8 +241,8 @@ class TraceSteps:
 
     def record_states(self, states: Mapping[str, State]) -> None:
         """Record states of random-number generators, by name."""
-        for name, state in states.items():
-            self._recorder.record_seen("rollout", Observation(name, Digested("state", (), *state), Scope.CONTEXT))
+        found = [Observation(name, Digested("state", (), *state), Scope.CONTEXT) for name, state in states.items()]
+        self._recorder.record_seen("rollout", found)
 
     # ---------------------------------------------------------------------------------------------------- optimizers
 
@@ -507,7 +509,7 @@ class AutomaticRecorder:
 
     def see_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
         """An optimizer has been made, in whatever thread; it may go again."""
-        if not self._is_resting:
+        if not self._is_idle:
             self._steps.meet(optimizer)
 
     def see_batch(self, batch: Any, iterator: Any = None, tasks: Mapping[int, Any] = MappingProxyType({})) -> None:
@@ -515,8 +517,8 @@ class AutomaticRecorder:
         states = self._steps.random.meet(generators_of(iterator))
         self._steps.begin()
         self._steps.record_states(states)
-        self._record("rollout", self._origins.of_batch(iterator, tasks))
-        self._record("rollout", look(list(named_values(batch, "batch")), Scope.PHYSICAL))
+        self._recorder.record_seen("rollout", self._origins.of_batch(iterator, tasks))
+        self._recorder.record_seen("rollout", look(list(named_values(batch, "batch")), Scope.PHYSICAL))
         self._has_batch = True
 
     def see_inputs(self, module: torch.nn.Module, arguments: Mapping[Any, Any]) -> None:
@@ -531,7 +533,7 @@ class AutomaticRecorder:
             for each, known in zip(data, is_known, strict=True)
         ]
         for seen in look_at_groups(groups):
-            self._record("rollout", seen)
+            self._recorder.record_seen("rollout", seen)
 
     def see_rollout(self, phase: str, name: str, value: Any) -> None:
         """A trainer that is known has sampled, rewarded or weighed completions; small ones are kept."""
@@ -549,22 +551,23 @@ class AutomaticRecorder:
             self._names.meet(losses)
         if not self._num_begun and not parameters:
             self._names.assign([], with_leaves=True)
-        is_new = first or self._seen_in != self._recorder.step
+        is_new, untracked = first or self._seen_in != self._recorder.step, Named()
         if is_new:
             self._seen_in = self._recorder.step
-            self._versions = {name: _version(each) for name, each in self._names.untracked()}
+            untracked = self._names.untracked()
+            self._versions = {name: _version(each) for name, each in untracked}
         # State before the loss, which may follow from a target network.
         *state, seen = look_at_groups(
             [
                 Group(parameters if is_new else [], cache=self._unchanged),
-                Group(self._names.untracked() if is_new else [], cache=self._unchanged),
+                Group(untracked, cache=self._unchanged),
                 Group([*self.watched.named(), *self._names.modes()] if is_new else []),
                 Group([("loss", loss) for loss in losses], Scope.PHYSICAL),
             ]
         )
         for values in state:
             self._record_changed(values)
-        self._record("loss", seen)
+        self._recorder.record_seen("loss", seen)
         if seen:
             loss = seen[-1].tensor
             self._steps.loss = partial(float_of, seen[-1]._replace(tensor=None if loss is None else loss.detach()))
@@ -577,10 +580,11 @@ class AutomaticRecorder:
         self._unknown = [] if parameters or self._num_begun else self._names.without_optimizer()
         gradients = gradients_of(parameters or self._unknown)
         (found,) = look_at_groups([Group(gradients, Scope.PHYSICAL, self._made_gradients, is_anew=True)])
-        for seen in found:
+        needs_tensors = self._recorder.needs_tensors
+        for name, digested, scope, tensor, _ in found:
             # What clipping changes later is kept as it is now.
-            copy = seen.tensor.clone() if seen.tensor is not None and self._recorder.needs_tensors else None
-            self._gradients.setdefault(seen.name, []).append(seen._replace(tensor=copy))
+            copy = tensor.clone() if needs_tensors and tensor is not None else None
+            self._gradients.setdefault(name, []).append(Observation(name, digested, scope, copy))
         if stepped:
             self._steps.end_or_wait(stepped, self._leave_gradients)
 
@@ -601,7 +605,7 @@ class AutomaticRecorder:
             self._record_changed(look(parameters if first else []))
             return
         watched = list(self.watched.named()) if has_untracked else []
-        self._record_inputs(optimizer, untracked, [*watched, *(parameters if first else [])])
+        self._record_inputs(optimizer, parameters, untracked, [*watched, *(parameters if first else [])])
 
     def after_closure(self, optimizer: Optimizer) -> None:
         """A closure has returned: its optimizer gets these gradients."""
@@ -613,16 +617,19 @@ class AutomaticRecorder:
         if self._awaits_closure:  # it was never called
             self._record_of_closure(optimizer)
         parameters = self._parameters([optimizer])
-        names = {name for name, _ in parameters}
         is_whole = self._has_whole_state()
-        groups = []
+        values, physical = Named(), set[str]()
         for name, each in parameters:
             small, large = state_of(optimizer, name, each)
-            groups.append(Group([(name, each)], cache=self._unchanged, is_anew=True))
-            groups += [Group(small), Group(large if is_whole else [], Scope.PHYSICAL)]
-        seen = [each for group in look_at_groups(groups) for each in group]
-        self._record("optimizer", seen)
-        self._weights |= {each.name: each.digested for each in seen if each.name in names}
+            values += [(name, each), *small]
+            if is_whole:
+                values += large
+                physical.update([name for name, _ in large])
+        (seen,) = look_at_groups([Group(values, cache=self._unchanged, is_anew=True)])
+        if physical:
+            seen = [each._replace(scope=Scope.PHYSICAL) if each.name in physical else each for each in seen]
+        self._recorder.record_seen("optimizer", seen)
+        self._weights |= {each.name: each.digested for each in seen}
         self._end_or_wait(optimizer)
 
     def _has_whole_state(self) -> bool:
@@ -635,7 +642,7 @@ class AutomaticRecorder:
         """A GradScaler has found gradients that overflowed, and left out the step of their optimizer."""
         self._awaits_closure = False
         self.before_step(optimizer)
-        self._record("optimizer", look([(f"{self._steps.prefix(optimizer)}{SKIPPED}", True)]))
+        self._recorder.record_seen("optimizer", look([(f"{self._steps.prefix(optimizer)}{SKIPPED}", True)]))
         self._log.note_skipped()
         self._end_or_wait(optimizer)
 
@@ -656,7 +663,7 @@ class AutomaticRecorder:
             self._unknown = []
             self._record_made([name for name, _ in parameters])
             self._weights |= {each.name: each.digested for each in changed}
-            self._record("optimizer", changed)
+            self._recorder.record_seen("optimizer", changed)
             self._steps.is_over = True
 
     def _enter_backward(self, tensors: Any) -> None:
@@ -687,6 +694,8 @@ class AutomaticRecorder:
             self.guarded(self.see_batch, batch, iterator, tasks)
 
     def _begin_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        if self._is_idle:
+            return
         self._num_begun += 1
         self._unknown = []
         if has_closure:  # it applies gradients of a backward of its own
@@ -709,7 +718,14 @@ class AutomaticRecorder:
     # ------------------------------------------------------------------------------------------------------- records
 
     def _record_inputs(
-        self, optimizer: Optimizer, untracked: Named, others: Named, *, is_first: bool = True, is_closure: bool = False
+        self,
+        optimizer: Optimizer,
+        parameters: Named,
+        untracked: Named,
+        others: Named,
+        *,
+        is_first: bool = True,
+        is_closure: bool = False,
     ) -> None:
         """Record what a step of an optimizer, or a call of its closure, depends on; with one wait for a GPU.
 
@@ -719,7 +735,6 @@ class AutomaticRecorder:
         something else than their optimizer may have changed. Every element of these is read, so that a write past
         torch's count is found in its step.
         """
-        parameters = self._parameters([optimizer])
         settings, number = self._settings_of(optimizer, parameters) if is_first else ([], [])
         changing, watched, final, *how = look_at_groups(
             [
@@ -733,23 +748,23 @@ class AutomaticRecorder:
         self._record_changed(changing)
         self._record_changed(watched)
         self._record_made([each.name for each in final])
-        self._record("backward", final)
+        self._recorder.record_seen("backward", final)
         if is_closure:  # it may end with zero_grad
             names = {name for name, _ in parameters}
             self._record_made([name for name in self._gradients if name.partition(" ")[0] in names])
         for values in how:
-            self._record("optimizer", values)
+            self._recorder.record_seen("optimizer", values)
 
     def _record_changed(self, values: Sequence[Observation]) -> None:
-        for each in values:
-            self._recorder.record_seen("forward", each, previous=self._weights.get(each.name))
-            self._weights[each.name] = each.digested
+        self._recorder.record_seen("forward", values, previous=self._weights)
+        self._weights |= {each.name: each.digested for each in values}
 
     def _record_of_closure(self, optimizer: Optimizer) -> None:
         """What one call of a closure has left; the optimizer's settings with the first call of a step."""
         is_first, self._awaits_closure = self._awaits_closure, False
         untracked, watched = self._names.untracked(), list(self.watched.named())
-        self._record_inputs(optimizer, untracked, watched, is_first=is_first, is_closure=True)
+        parameters = self._parameters([optimizer])
+        self._record_inputs(optimizer, parameters, untracked, watched, is_first=is_first, is_closure=True)
 
     def _settings_of(self, optimizer: Optimizer, parameters: Named) -> tuple[list[Setting], list[Setting]]:
         """How an optimizer steps, under its name where the program has several; then the number of its step."""
@@ -763,18 +778,17 @@ class AutomaticRecorder:
         """What each backward has left of the gradients of these parameters."""
         made = [self._gradients.pop(name, []) for name in names]
         for of_one_backward in zip_longest(*made):
-            self._record("backward", [each for each in of_one_backward if each is not None])
-
-    def _record(self, phase: str, values: Sequence[Observation]) -> None:
-        for each in values:
-            self._recorder.record_seen(phase, each)
+            self._recorder.record_seen("backward", [each for each in of_one_backward if each is not None])
 
     def _parameters(self, optimizers: Sequence[Optimizer]) -> Named:
         """(name, parameter) of everything that these optimize, once where several do."""
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         parameters = list({id(each): each for group in groups for each in group["params"]}.values())
-        self._names.assign(parameters, with_leaves=self._steps.is_growing)
-        return [(self._names.name(parameter) or "", parameter) for parameter in parameters]
+        named = self._names.named(parameters)
+        if not parameters or len(named) < len(parameters):
+            self._names.assign(parameters, with_leaves=self._steps.is_growing)
+            named = self._names.named(parameters)
+        return named
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -49,6 +49,12 @@ class ParameterNames:
         reference, name = self._names.get(id(parameter), (None, None))
         return name if reference is not None and reference() is parameter else None
 
+    def named(self, parameters: Sequence[torch.Tensor]) -> Named:
+        """(name, parameter) of those of these that have a name."""
+        names = self._names
+        known = [(names.get(id(each)), each) for each in parameters]
+        return [(entry[1], each) for entry, each in known if entry is not None and entry[0]() is each]
+
     def meet(self, tensors: Iterable[Any]) -> None:
         """Note the tensors that accumulate gradients in the graph of these: optimizers may be made for them later."""
         leaves = {id(leaf): leaf for each in self._leaves if (leaf := each()) is not None}

@@ -9,9 +9,9 @@ has values on a GPU is written when the next one ends, or with the next value of
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from ctypes import string_at
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,11 +25,11 @@ from harness.recording.run_spec import RunEnded
 from harness.recording.tensors import (
     MISSING,
     Digested,
+    Memory,
     PlacedShard,
     digest_placed,
     digest_tensor,
-    ends_at,
-    is_plain,
+    memory_of,
     place,
     strided_parts,
     tensor_bytes,
@@ -222,32 +222,41 @@ class Recorder:
         """
         # callbacks stand at one value after the other
         for batch in ([each] for each in values) if self._callbacks else _batches(values):
-            for seen in look(batch, scope):
-                self.record_seen(phase, seen, is_kept=phase in KEPT_PHASES and _is_small(seen.tensor))
+            self.record_seen(phase, look(batch, scope), keeps_small=phase in KEPT_PHASES)
 
     def record_seen(
-        self, phase: str, seen: Observation, *, is_kept: bool = False, previous: Digested | None = None
+        self,
+        phase: str,
+        values: Sequence[Observation],
+        *,
+        keeps_small: bool = False,
+        previous: Mapping[str, Digested] = MappingProxyType({}),
     ) -> None:
-        """Record a value that `look` has digested, unless it is `previous`; `is_kept` keeps it too, as `keeps` does."""
+        """Record values that were digested, without those that are as in `previous`, by name.
+
+        Small tensors are kept too if `keeps_small`, and all in a step that `keeps`.
+        """
         if (step := self._current) is None:
-            raise TraceError(f"{phase} {seen.name} outside a step", remedy="call begin_step(step) first")
-        digested, is_kept = seen.digested, seen.tensor is not None and (is_kept or self.keeps_tensors)
-        if is_kept or self._callbacks:
-            digested = digested.settled()
-        if digested.is_pending:
-            step.is_pending = True
-            if previous is not None:
-                step.previous[len(step.values)] = previous
-        elif previous == digested:
-            return
-        count = step.counts.get((seen.scope, phase, seen.name), 0)
-        step.counts[seen.scope, phase, seen.name] = count + 1
-        recorded_value = RecordedValue(phase, seen.name, count, *digested, seen.scope)
-        step.values.append(recorded_value)
-        if is_kept and seen.tensor is not None:
-            step.tensors.append((recorded_value, bytes(tensor_bytes(seen.tensor))))
-        for callback in self._callbacks:
-            callback.on_value(recorded_value, seen.text if seen.tensor is None else seen.tensor)
+            raise TraceError(f"a value of {phase} outside a step", remedy="call begin_step(step) first")
+        keeps_all, callbacks, recorded, counts = self.keeps_tensors, self._callbacks, step.values, step.counts
+        for name, each, scope, tensor, text in values:
+            is_kept = tensor is not None and (keeps_all or (keeps_small and tensor.nbytes <= MAX_KEPT_BYTES))
+            digested = each.settled() if is_kept or callbacks else each
+            before = previous.get(name)
+            if digested.is_pending:
+                step.is_pending = True
+                if before is not None:
+                    step.previous[len(recorded)] = before
+            elif before == digested:
+                continue
+            key = scope, phase, name
+            counts[key] = count = counts.get(key, -1) + 1
+            value = RecordedValue(phase, name, count, *digested, scope)
+            recorded.append(value)
+            if is_kept and tensor is not None:
+                step.tensors.append((value, bytes(tensor_bytes(tensor))))
+            for callback in callbacks:
+                callback.on_value(value, text if tensor is None else tensor)
 
     def end_step(self, **values: Any) -> None:
         """End the step: it is on its way to the disk when this returns, unless a GPU computes digests of it.
@@ -340,47 +349,6 @@ class NullRecorder:
         """Nothing."""
 
 
-class Asked(NamedTuple):
-    """A value that is to be looked at."""
-
-    name: str
-    value: Any
-    scope: Scope = Scope.LOGICAL
-
-
-def look(values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL) -> list[Observation]:
-    """Digest these named values, all at once; a sparse tensor gives two. TraceError for what cannot be recorded."""
-    return [each for of_one in look_at([Asked(name, value, scope) for name, value in values]) for each in of_one]
-
-
-@outside_modes()
-def look_at(values: Sequence[Asked]) -> list[list[Observation]]:
-    """What each of the values is: with one launch for each GPU, which nothing waits for."""
-    found: list[list[Observation]] = []
-    placed: list[tuple[list[Observation], str, PlacedShard]] = []
-    for name, value, scope in values:
-        found.append([])
-        if is_plain(value):
-            found[-1].append(_observed(name, digest_tensor(value), scope, value))
-        elif (tensor := as_tensor(value)) is None:
-            found[-1].append(Observation(name, _digest_of_text(name, value), scope, text=value))
-        else:
-            placed += [(found[-1], name + suffix, place(part, scope)) for suffix, part in strided_parts(tensor)]
-    digests = digest_placed([each.value for _, _, each in placed])
-    for (of_one, name, each), digested in zip(placed, digests, strict=True):
-        whole = each.value if isinstance(each.value, torch.Tensor) else None
-        of_one.append(_observed(name, digested, each.scope, whole))
-    return found
-
-
-def _observed(name: str, digested: Digested, scope: Scope, whole: torch.Tensor | None) -> Observation:
-    """What was looked at; a value without memory is none that could decide a comparison."""
-    if digested.dtype not in MISSING:
-        return Observation(name, digested, scope, whole)
-    say_once(f"{name} and other values without memory are recorded as `{digested.dtype}`, and not compared")
-    return Observation(name, digested, Scope.PHYSICAL)
-
-
 def _batches(values: Iterable[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
     """The values in order, in batches of MAX_HELD_BYTES at least: each may be a copy that nobody else holds."""
     batch: list[tuple[str, Any]] = []
@@ -393,10 +361,6 @@ def _batches(values: Iterable[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]
             batch, num_bytes = [], 0
     if batch:
         yield batch
-
-
-def _is_small(tensor: torch.Tensor | None) -> bool:
-    return tensor is not None and tensor.numel() * tensor.element_size() <= MAX_KEPT_BYTES
 
 
 def as_tensor(value: Any) -> torch.Tensor | None:
@@ -490,9 +454,9 @@ class _Mark(NamedTuple):
     """By what a value is known again."""
 
     address: int
-    num_bytes: int
+    shape: tuple[int, ...]
     version: int
-    sample: bytes
+    samples: tuple[Any, ...]
 
 
 DigestCache = dict[str, tuple[_Mark, Digested]]
@@ -510,41 +474,66 @@ class Group(NamedTuple):
     """Whether they are digested although the cache knows them."""
 
 
+def look(values: Sequence[tuple[str, Any]], scope: Scope = Scope.LOGICAL) -> list[Observation]:
+    """Digest these named values, all at once; a sparse tensor gives two. TraceError for what cannot be recorded."""
+    return look_at_groups([Group(values, scope)])[0]
+
+
+@outside_modes()
 def look_at_groups(groups: Sequence[Group]) -> list[list[Observation]]:
-    """What the values of each group are."""
-    found: list[list[list[Observation]]] = []
-    fresh: list[tuple[list[Observation], Asked, DigestCache | None, _Mark | None]] = []
-    for group in groups:
-        found.append([])
-        for name, value in group.values:
-            mark = None if group.cache is None else _mark(value)
-            known = group.cache.get(name) if group.cache is not None and mark and not group.is_anew else None
-            found[-1].append([])
-            if known is None or known[0] != mark:
-                fresh.append((found[-1][-1], Asked(name, value, group.scope), group.cache, mark))
+    """What the values of each group are: with one launch for each GPU, which nothing waits for."""
+    found: list[list[Observation]] = [[] for _ in groups]
+    others: list[tuple[list[Observation], int, list[Observation]]] = []
+    placed: list[tuple[list[Observation], str, PlacedShard, DigestCache | None, _Mark | None]] = []
+    for of_group, (values, scope, cache, is_anew) in zip(found, groups, strict=True):
+        for name, value in values:
+            memory, mark = memory_of(value), None
+            if cache is not None and (local := memory or memory_of(getattr(value, "_local_tensor", None))) is not None:
+                mark = _mark(value, local)
+                known = None if is_anew or mark is None else cache.get(name)
+                if known is not None and known[0] == mark:
+                    each = PlacedShard(value, scope) if memory else place(value, scope)
+                    of_group.append(_observed(name, known[1], each))
+                    continue
+            if memory is not None:
+                digested = memory.digested()
+                if mark is not None and cache is not None:
+                    cache[name] = mark, digested
+                of_group.append(Observation(name, digested, scope, value))
                 continue
-            placed, scope = place(value, group.scope)
-            whole = placed if isinstance(placed, torch.Tensor) else None
-            found[-1][-1].append(Observation(name, known[1], scope, whole))
-    for (into, asked, cache, mark), seen in zip(fresh, look_at([each[1] for each in fresh]), strict=True):
-        into.extend(seen)
-        if cache is not None and mark is not None and seen[0].digested.dtype not in MISSING:
-            cache[asked.name] = mark, seen[0].digested
-        elif cache is not None:
-            cache.pop(asked.name, None)
-    return [[seen for of_one in each for seen in of_one] for each in found]
+            if cache is not None:
+                cache.pop(name, None)
+            of_one = list[Observation]()
+            others.append((of_group, len(of_group), of_one))
+            if (tensor := as_tensor(value)) is None:
+                of_one.append(Observation(name, _digest_of_text(name, value), scope, text=value))
+                continue
+            for suffix, part in strided_parts(tensor):
+                placed.append((of_one, name + suffix, place(part, scope), cache, mark))
+    digests = digest_placed([each.value for _, _, each, _, _ in placed])
+    for (of_one, name, each, cache, mark), digested in zip(placed, digests, strict=True):
+        of_one.append(_observed(name, digested, each))
+        if cache is not None and mark is not None:
+            cache[name] = mark, digested
+    for of_group, index, of_one in reversed(others):
+        of_group[index:index] = of_one
+    return found
 
 
-def _mark(tensor: Any) -> _Mark | None:
-    """None for a value that is no tensor, or not worth it, or whose writes nobody counts, or that has no memory."""
-    local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor this rank's part
-    if not is_plain(local) or (num_bytes := local.nbytes) < MIN_BYTES or tensor.is_inference() or local.is_inference():
+def _mark(tensor: torch.Tensor, memory: Memory) -> _Mark | None:
+    """None for a value that is not worth it, or whose writes nobody counts."""
+    data, local = memory.data, memory.tensor()
+    if len(data) < MIN_BYTES or local is None or tensor.is_inference() or local.is_inference():
         return None
-    if not local.is_contiguous() or local.is_conj() or local.is_neg():
-        return None
-    if ends_at(local) > local.untyped_storage().nbytes():  # its memory was given back
-        return None
-    address = local.data_ptr()
-    version = tensor._version if local is tensor else tensor._version + local._version
-    places = (address, address + num_bytes // 2, address + num_bytes - SAMPLE_BYTES)
-    return _Mark(address, num_bytes, version, b"".join([string_at(at, SAMPLE_BYTES) for at in places]))
+    half, version = len(data) // 2, local._version if local is tensor else tensor._version + local._version
+    samples = data[:SAMPLE_BYTES], data[half : half + SAMPLE_BYTES], data[-SAMPLE_BYTES:]
+    return _Mark(memory.address, memory.shape, version, samples)
+
+
+def _observed(name: str, digested: Digested, placed: PlacedShard) -> Observation:
+    """What was looked at; a value without memory is none that could decide a comparison."""
+    if digested.dtype not in MISSING:
+        whole = placed.value if isinstance(placed.value, torch.Tensor) else None
+        return Observation(name, digested, placed.scope, whole)
+    say_once(f"{name} and other values without memory are recorded as `{digested.dtype}`, and not compared")
+    return Observation(name, digested, Scope.PHYSICAL)

@@ -4,9 +4,10 @@ import ctypes
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from ctypes import c_char
+from ctypes import Array, c_char
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 
@@ -66,9 +67,56 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types whose tensors are what they seem: a subclass may hold parts, or be a wrapper without memory."""
 
 
-def is_plain(value: Any) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a dense tensor on the host, of which nothing else has to be asked: most of them are."""
-    return type(value) in PLAIN and on_host(value) and value.layout is torch.strided
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of a dense tensor on the host, whose elements lie in it in C order."""
+
+    tensor: weakref.ref[torch.Tensor]
+    address: int
+    kind: tuple[torch.dtype, torch.Size]
+    dtype: str
+    shape: tuple[int, ...]
+    data: Array[c_char]
+
+    def digested(self) -> "Digested":
+        """Read it: the description of the value."""
+        algorithm, value = digest(self.data)
+        return Digested(self.dtype, self.shape, algorithm, value)
+
+
+_memories: dict[int, Memory] = {}
+"""By id of the tensor. Asking a tensor for all of this takes longer than the digest of a small one."""
+MAX_MEMORIES = 2**16
+
+
+def memory_of(tensor: Any) -> Memory | None:
+    """The memory of a tensor that is what it seems; None where more has to be asked: most of them are.
+
+    That of a tensor that is known has not changed if its address, dtype, shape and order are the same: a storage that
+    is resized moves.
+    """
+    known: Any = _memories.get(id(tensor))
+    if (
+        known is not None
+        and known.tensor() is tensor
+        and tensor.data_ptr() == known.address
+        and tensor.is_contiguous()
+        and (tensor.dtype, tensor.shape) == known.kind
+    ):
+        return known  # type: ignore[no-any-return]
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or not on_host(tensor):
+        return None
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return None
+    if ends_at(tensor) > tensor.untyped_storage().nbytes():  # it was given back
+        return None
+    dtype, shape, address = tensor.dtype, tensor.shape, tensor.data_ptr()
+    data = (c_char * tensor.nbytes).from_address(address)
+    memory = Memory(weakref.ref(tensor), address, (dtype, shape), dtype_name(dtype), tuple(shape), data)
+    if len(_memories) >= MAX_MEMORIES:
+        _memories.clear()
+    _memories[id(tensor)] = memory
+    return memory
 
 
 def ends_at(tensor: torch.Tensor) -> int:
@@ -88,16 +136,11 @@ def missing(shape: tuple[int, ...], why: str) -> Digested:
 
 def digest_tensor(tensor: torch.Tensor) -> Digested:
     """The digest of a whole tensor on the host, over its bytes in C order; `missing` if its memory was given back."""
-    if tensor.is_meta or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        if not tensor.is_meta and ends_at(tensor) > tensor.untyped_storage().nbytes():
-            return missing(tuple(tensor.shape), FREED)
-        algorithm, value = digest(tensor_bytes(tensor))
-    else:  # most of them: without what the general way asks for, which takes longer than a small digest
-        num_bytes = tensor.nbytes
-        if num_bytes + tensor.storage_offset() * tensor.itemsize > tensor.untyped_storage().nbytes() and num_bytes:
-            return missing(tuple(tensor.shape), FREED)
-        algorithm, value = digest((c_char * num_bytes).from_address(tensor.data_ptr()))
-    return Digested(DTYPES.get(tensor.dtype) or dtype_name(tensor.dtype), tuple(tensor.shape), algorithm, value)
+    if (memory := memory_of(tensor)) is not None:
+        return memory.digested()
+    if not tensor.is_meta and ends_at(tensor) > tensor.untyped_storage().nbytes():
+        return missing(tuple(tensor.shape), FREED)
+    return Digested(dtype_name(tensor.dtype), tuple(tensor.shape), *digest(tensor_bytes(tensor)))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

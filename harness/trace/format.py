@@ -97,46 +97,53 @@ def enc(*fields: str) -> bytes:
     return b"".join([struct.pack("<I", len(part)) + part for part in parts])
 
 
-def encoded(value: RecordedValue) -> tuple[bytes, bytes]:
-    """Return (key, description) of a value: enc of its sort key, and of all its fields but the digest."""
-    return _encoded(value[:-2])  # all but digest and scope
+class Layout(NamedTuple):
+    """What a step is without its digests: mostly that of the step before."""
+
+    order: tuple[tuple[int, bytes], ...]
+    """(index, start of what is hashed) of each chained value, in the order of the root."""
+    scopes: bytes
+    lengths: bytes
+    descriptions: bytes
+    """The columns of a frame; a description is `enc` of all fields of a value but the digest."""
+
+    def root(self, step: int, digests: Sequence[bytes]) -> bytes:
+        """Return S_k of values with these digests; 16 bytes."""
+        hashes = [xxh3_128_digest(start + hexlify(digests[index])) for index, start in self.order]
+        return xxh3_128_digest(b"rlh1/step" + struct.pack("<Q", step) + b"".join(hashes))
 
 
-@lru_cache(maxsize=2**16)  # without their digests, the values of a step are mostly those of the step before
-def _encoded(described: tuple[str, str, int, str, tuple[int, ...], str]) -> tuple[bytes, bytes]:
-    phase, name, occurrence, dtype, shape, algorithm = described
-    sorted_by = enc(phase, name, str(occurrence))
-    return sorted_by, sorted_by + enc(dtype, ",".join(map(str, shape)), algorithm)
+def layout_of(values: Sequence[RecordedValue]) -> Layout:
+    """Return the layout of the values of a step, in their order.
 
-
-def leaf_hash(description: bytes, digest: bytes) -> bytes:
-    """Return the hash of a value, by its encoded description, which enters the step's root; 16 bytes."""
-    return xxh3_128_digest(description + _HEX_LENGTH + hexlify(digest))
-
-
-def step_root(step: int, values: Iterable[RecordedValue]) -> bytes:
-    """Return S_k over the values of chained scope, which may come in any order; 16 bytes.
-
-    Raises TraceError for a repeated key.
+    TraceError for text that cannot be encoded, and for two values of one key.
     """
-    by_key: dict[bytes, bytes] = {}
-    for value in values:
-        if value.scope not in CHAINED:
-            continue
-        key, description = encoded(value)
-        if key in by_key:
-            raise repeated(value, step)
-        by_key[key] = leaf_hash(description, value.digest)
-    return xxh3_128_digest(b"rlh1/step" + struct.pack("<Q", step) + b"".join([by_key[key] for key in sorted(by_key)]))
+    return _layout(tuple([value[:-2] for value in values]), bytes([value[-1] for value in values]))
 
 
-def repeated(value: RecordedValue, step: int) -> TraceError:
-    """Return the error for two values with one key."""
-    return TraceError(
-        f"step {step} has two values {value.phase} {value.name} {value.occurrence}",
-        legal="one value per scope, phase, name and occurrence; whole or in shards, not both",
-        remedy="number the occurrences of a name within the step from 0",
-    )
+@lru_cache(maxsize=8)
+def _layout(described: tuple[tuple[str, str, int, str, tuple[int, ...], str], ...], scopes: bytes) -> Layout:
+    keys, descriptions = dict[tuple[int, bytes], int](), []
+    for index, ((phase, name, occurrence, dtype, shape, algorithm), scope) in enumerate(
+        zip(described, scopes, strict=True)
+    ):
+        key = enc(phase, name, str(occurrence))
+        if keys.setdefault((Scope.LOGICAL if scope in CHAINED else scope, key), index) != index:
+            raise TraceError(
+                f"a step has two values {phase} {name} {occurrence}",
+                legal="one value per scope, phase, name and occurrence; whole or in shards, not both",
+                remedy="number the occurrences of a name within the step from 0",
+            )
+        descriptions.append(key + enc(dtype, ",".join(map(str, shape)), algorithm))
+    chained = sorted((key, index) for (scope, key), index in keys.items() if scope == Scope.LOGICAL)
+    lengths = struct.pack(f"<{len(descriptions)}I", *map(len, descriptions))
+    order = tuple([(index, descriptions[index] + _HEX_LENGTH) for _, index in chained])
+    return Layout(order, scopes, lengths, b"".join(descriptions))
+
+
+def step_root(step: int, values: Sequence[RecordedValue]) -> bytes:
+    """Return S_k over the values of chained scope, which may come in any order; 16 bytes. Errors of `layout_of`."""
+    return layout_of(values).root(step, [value.digest for value in values])
 
 
 def identity_bytes(identity: Mapping[str, str]) -> bytes:
@@ -216,31 +223,13 @@ def frame(payload: bytes) -> bytes:
 
 
 def step_payload(step: int, root: bytes, chain: bytes, values: Sequence[RecordedValue]) -> bytes:
-    """The payload of one step.
-
-    TraceError for a digest that has not 16 bytes, or a key that comes twice in a scope that is not chained; of the
-    others `step_root` has seen to it.
-    """
-    descriptions = []
-    unchained = set()
-    for value in values:
-        if len(value.digest) != DIGEST_BYTES:
-            raise TraceError(f"the digest of {value.name} has {len(value.digest)} bytes", legal=f"{DIGEST_BYTES} bytes")
-        key, description = encoded(value)
-        if value.scope not in CHAINED:
-            if (value.scope, key) in unchained:
-                raise repeated(value, step)
-            unchained.add((value.scope, key))
-        descriptions.append(description)
-    return b"".join(
-        [
-            _STEP_HEAD.pack(STEP, step, root, chain, len(values)),
-            bytes([value.scope for value in values]),
-            *[value.digest for value in values],
-            struct.pack(f"<{len(values)}I", *map(len, descriptions)),
-            *descriptions,
-        ]
-    )
+    """The payload of one step; errors of `layout_of`, and TraceError for a digest that has not 16 bytes."""
+    layout, digests = layout_of(values), b"".join([value.digest for value in values])
+    if len(digests) != len(values) * DIGEST_BYTES:
+        short = next(value for value in values if len(value.digest) != DIGEST_BYTES)
+        raise TraceError(f"the digest of {short.name} has {len(short.digest)} bytes", legal=f"{DIGEST_BYTES} bytes")
+    head = _STEP_HEAD.pack(STEP, step, root, chain, len(values))
+    return b"".join([head, layout.scopes, digests, layout.lengths, layout.descriptions])
 
 
 def done_payload(num_steps: int) -> bytes:

@@ -7,7 +7,6 @@ A new process records everything that it holds in its first step; the run that w
 had changed. What B has beyond A there is compared with what A recorded last of it.
 """
 
-import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from harness.trace.format import (
     RecordedValue,
     Scope,
     contexts,
-    encoded,
+    layout_of,
     next_chain,
     step_root,
 )
@@ -193,13 +192,8 @@ def _merged(values: Sequence[RecordedValue], more: Sequence[RecordedValue]) -> l
 
 
 def _columns(values: Sequence[RecordedValue]) -> Columns:
-    descriptions = [encoded(each)[1] for each in values]
-    return Columns(
-        bytes(each.scope for each in values),
-        b"".join(each.digest for each in values),
-        struct.pack(f"<{len(values)}I", *map(len, descriptions)),
-        b"".join(descriptions),
-    )
+    layout = layout_of(values)
+    return Columns(layout.scopes, b"".join([each.digest for each in values]), layout.lengths, layout.descriptions)
 
 
 def _span(trace: Trace) -> str:

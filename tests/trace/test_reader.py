@@ -314,15 +314,14 @@ def test_a_root_over_other_leaves_is_found(tmp_path: Path) -> None:
     root = bytes(16)
     chain = next_chain(bytes(16), root)
     recorded_values = [RecordedValue("loss", "loss", 0, "f32", (), *digest(b"1234"))]
-    directory = written(
-        tmp_path, step_payload(0, root, chain, recorded_values), step_payload(1, root, chain, recorded_values * 2)
-    )
+    both = step_payload(1, root, chain, [*recorded_values, recorded_values[0]._replace(name="lost")])
+    directory = written(tmp_path, step_payload(0, root, chain, recorded_values), both.replace(b"lost", b"loss"))
     (directory / "manifest.json").write_text('{"format": 1, "complete": true, "fingerprint": {}}', "utf-8")
     assert verify(read_trace(directory)) == [
         "rank-0.log: the chain of step 0 does not follow from the one before",
         "rank-0.log: the chain of step 1 does not follow from the one before",
         "rank-0.log: the root of step 0 does not match its values",
-        "rank-0.log: step 1 cannot be opened: step 1 has two values loss loss 0",
+        "rank-0.log: step 1 cannot be opened: a step has two values loss loss 0",
     ]
 
 
