@@ -21,22 +21,12 @@ from tests.support.hostile_readers import OfFile, Reader
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 NAMES = (
-    *("manifest.json", "curve.jsonl", "rank-0.log", "a trace", "operations", "tensors", "report.jsonl", "events.jsonl"),
-    *("a file in the history", "results in the history", "golden.json"),
-    *("a line of numbers", "tokenizer.json", "call.json"),
-    *("refusal.json", "a scenario"),
-    *(
-        "history.sqlite",
-        "frames of a log",
-        "lines of a collection",
-    ),
-    *("a message of an agent", "nccl.conf", "a report of a process", "a stop", "output"),
-    *("a finding of the sentinel", "values patched", "pyproject.toml", "a test file", "a library"),
-    *("a place in a test file", "the environment of a script"),
-    *("config.json of a model", "model.safetensors of a model", "model.safetensors.index.json of a model"),
+    *("manifest.json", "curve.jsonl", "rank-0.log", "frames of a log", "a trace", "operations", "tensors"),
+    *("report.jsonl", "events.jsonl", "golden.json", "a line of numbers", "call.json", "refusal.json", "a scenario"),
+    *("nccl.conf", "a report of a process", "a stop", "output", "a finding of the sentinel", "pyproject.toml"),
+    *("a library", "config.json of a model", "model.safetensors of a model", "model.safetensors.index.json of a model"),
     *("config.json of a classifier", "tokenizer.json of a model", "tokenizer_config.json", "checksums.json of a run"),
-    *("values.json of a run", "tensors of a run", "a shard of a trainer", "prompts.jsonl", "prompts.parquet"),
-    *("an answer of a server",),
+    *("values.json of a run", "a shard of a trainer", "prompts.jsonl", "prompts.parquet", "an answer of a server"),
 )
 LIMIT_S = 20
 """Processor time that one document may take; a reader that waits instead meets the time limit of the test."""
