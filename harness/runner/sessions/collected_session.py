@@ -428,7 +428,6 @@ class CollectedSession:
         self._prepare_leaders()
         self._parent_state.take([self._socket.fileno(), self._found])
         serve(self._socket, self._supervise, self._answer)
-        gc.unfreeze()
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:

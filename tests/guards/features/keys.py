@@ -56,7 +56,8 @@ PLAN = Run(
         "needs": (
             '{ "test_model.py" = { gpus = 1, model = "Z" }, "test_big.py" = { gpus = 1, memory-gb = 900 },'
             ' "test_new.py" = { gpus = 1, min-capability = 99.0 }, "test_alone.py" = { gpus = 1, exclusive = true },'
-            ' "test_shared.py" = { gpus = 1, memory-gb = 30, shared = true }, "test_three.py" = { gpus = 2 } }'
+            ' "test_shared.py" = { gpus = 1, memory-gb = 30, shared = true }, "test_three.py" = { gpus = 2 },'
+            ' "test_small.py" = { gpus = 1, memory-gb = 20, shared = true } }'
         ),
     },
 )
