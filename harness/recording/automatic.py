@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from harness.recording import hooks
 from harness.recording.determinism import set_flags
 from harness.recording.metrics import PrintedMetrics
-from harness.recording.names import ParameterNames, note_modules
+from harness.recording.names import ParameterNames, note_modules, parameters_of
 from harness.recording.operations import OpMode
 from harness.recording.process import Place, ProcessLog
 from harness.recording.program_state import (
@@ -58,7 +58,6 @@ from harness.trace.values import Float
 # ------------------------------------------------------------------------------------------------- values of optimizers
 # What a step of an optimizer reads and writes: gradients, what it remembers of each weight, and its settings.
 
-NamedTensors = Sequence[tuple[str, torch.Tensor]]
 Setting = tuple[str, Any]
 REMEMBERED = (int, float, torch.Tensor)
 LARGE_BYTES = 2**16
@@ -98,7 +97,7 @@ def _elements(name: str, value: Any, depth: int = 0) -> Iterator[Setting]:
             yield from _elements(f"{name}.{index}", each, depth + 1)
 
 
-def gradients_of(parameters: NamedTensors) -> list[tuple[str, torch.Tensor]]:
+def gradients_of(parameters: "Named") -> list[tuple[str, torch.Tensor]]:
     """Return each gradient there is, by its parameter's name."""
     return [(name, parameter.grad) for name, parameter in parameters if parameter.grad is not None]
 
@@ -364,8 +363,6 @@ class TraceSteps:
 # ----------------------------------------------------------------------------------------------- the automatic recorder
 
 Named = list[tuple[str, torch.Tensor]]
-SKIPPED = "skipped"
-"""Name of the value that stands in a step that a GradScaler has left out."""
 
 
 class AutomaticRecorder:
@@ -402,7 +399,7 @@ class AutomaticRecorder:
         self._threads, self._compiled = TrainingThreads(), hooks.CompiledSteps()
         self._lock = threading.RLock()
         """Held while something is recorded: the autograd engine has a thread for each GPU."""
-        os.register_at_fork(after_in_child=self._renew_lock)
+        os.register_at_fork(after_in_child=lambda: setattr(self, "_lock", threading.RLock()))  # its holder is not there
         self._inputs: dict[str, weakref.ref[torch.Tensor]] = {}
         """Tensors by the names under which they entered modules last."""
         self._known_inputs, self._has_batch = DigestCache(), False
@@ -478,10 +475,6 @@ class AutomaticRecorder:
     @property
     def _is_idle(self) -> bool:
         return self._is_resting or self.is_paused or not self._log.is_recording
-
-    def _renew_lock(self) -> None:
-        """In a forked child: whoever held the lock is not there."""
-        self._lock = threading.RLock()
 
     def _come_to_an_end(self) -> None:
         """The process ends: so does a step that waits for other optimizers."""
@@ -642,7 +635,7 @@ class AutomaticRecorder:
         """A GradScaler has found gradients that overflowed, and left out the step of their optimizer."""
         self._awaits_closure = False
         self.before_step(optimizer)
-        self._recorder.record_seen("optimizer", look([(f"{self._steps.prefix(optimizer)}{SKIPPED}", True)]))
+        self._recorder.record_seen("optimizer", look([(f"{self._steps.prefix(optimizer)}skipped", True)]))
         self._log.note_skipped()
         self._end_or_wait(optimizer)
 
@@ -782,8 +775,7 @@ class AutomaticRecorder:
 
     def _parameters(self, optimizers: Sequence[Optimizer]) -> Named:
         """(name, parameter) of everything that these optimize, once where several do."""
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        parameters = list({id(each): each for group in groups for each in group["params"]}.values())
+        parameters = list({id(each): each for one in optimizers for each in parameters_of(one)}.values())
         named = self._names.named(parameters)
         if not parameters or len(named) < len(parameters):
             self._names.assign(parameters, with_leaves=self._steps.is_growing)

@@ -70,11 +70,11 @@ class Breakpoints(RecorderCallback):
         for name, value in values.items():
             for word in sorted(self._words & OF_NUMBERS.keys()):
                 if OF_NUMBERS[word](value.value()):
-                    self._note(self._of_curve(word, name, value))
+                    self._note_curve(word, name, value)
         for condition in self._comparisons:
             if condition.holds(values):
                 name = condition.name_among(values)
-                self._note(self._of_curve(str(condition), name, values[name]))
+                self._note_curve(str(condition), name, values[name])
 
     def on_break_off(self, step: int, error: BaseException | None) -> None:
         """An error at a value that is not finite is such a value."""
@@ -82,8 +82,8 @@ class Breakpoints(RecorderCallback):
         if words and any(kind.__name__ == NOT_FINITE for kind in type(error).__mro__):
             self._note(Stop(words[-1], step, self._rank, value=str(getattr(error, "what", error))))
 
-    def _of_curve(self, condition: str, name: str, value: Float) -> Stop:
-        return Stop(condition, self._step, self._rank, name=name, value=shown(value.dtype, value.bits))
+    def _note_curve(self, condition: str, name: str, value: Float) -> None:
+        self._note(Stop(condition, self._step, self._rank, name=name, value=shown(value.dtype, value.bits)))
 
     def _refuse_unknown(self) -> None:
         """End the run where nothing was ever told that a comparison could be made with."""

@@ -169,7 +169,8 @@ def hook_steps(
     each that has returned. Returns what knows the optimizers that step now.
     """
     stepping = Stepping()
-    breaking = tuple(each for each in _optimizer_classes() if breaks_graph(each.step))
+    kinds = [each for each in vars(torch.optim).values() if isinstance(each, type) and issubclass(each, Optimizer)]
+    breaking = tuple(each for each in kinds if each is not Optimizer and breaks_graph(each.step))
 
     def begin(optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments | None:
         stepping.optimizers.append(optimizer)
@@ -325,11 +326,6 @@ def _replace(original: Callable[..., Any], replacement: Callable[..., Any]) -> C
 def _leave_to_python(*hooks: Callable[..., Any]) -> None:
     for hook in hooks:
         keep_uncompiled(hook.__code__, with_callees=True)
-
-
-def _optimizer_classes() -> list[type[Optimizer]]:
-    found = [each for each in vars(torch.optim).values() if isinstance(each, type) and issubclass(each, Optimizer)]
-    return [each for each in found if each is not Optimizer]
 
 
 # --------------------------------------------------------------------------------------------------- hooks in libraries

@@ -41,14 +41,10 @@ class Latency(RecorderCallback):
 def delayed(function: Callable[..., Any], key: str, mark: Path) -> Callable[..., Any]:
     """A function that does the same after a delay; calls of one that is async wait beside each other."""
     numbers = count()
-    is_marked = False
 
     def next_s() -> float:
-        nonlocal is_marked
-        seconds = delay_s(key, next(numbers))
-        if seconds and not is_marked:
+        if seconds := delay_s(key, next(numbers)):
             mark.touch()
-            is_marked = True
         return seconds
 
     @wraps(function)

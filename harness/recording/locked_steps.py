@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from harness.bits.files import UNLIMITED, read_text
 from harness.recording.automatic import settings_of
 from harness.recording.hooks import CompiledSteps, hook_optimizers, hook_steps
-from harness.recording.names import ParameterNames
+from harness.recording.names import ParameterNames, parameters_of
 from harness.recording.process import rank_and_world_size
 from harness.recording.program_state import is_capturing, outside_modes, read_states
 from harness.recording.recorder import RecorderCallback
@@ -282,7 +282,7 @@ class LockedSteps(RecorderCallback):
             self._num_optimizers += 1
         which, number = self._optimizers[optimizer]
         self._optimizers[optimizer] = [which, number + 1]
-        weights = _weights(optimizer)
+        weights = parameters_of(optimizer)
         for weight, move in zip(map(_local, weights), self._moves.pop(optimizer, []), strict=False):
             weight.sub_(move)
         if self._base is None:
@@ -305,7 +305,7 @@ class LockedSteps(RecorderCallback):
         """Keep the gradients; of an optimizer with a closure those of its first call."""
         self._step["num_gradients"] += 1
         found = []
-        for name, each in _numbered(_weights(optimizer)):
+        for name, each in _numbered(parameters_of(optimizer)):
             if each.grad is None:
                 continue
             before, after, version = self._unclipped.get(id(each), (each.grad, None, 0))
@@ -322,7 +322,7 @@ class LockedSteps(RecorderCallback):
             self._step["gradient"] = _copies((name, each if scale is None else each / scale) for name, each in found)
 
     def _after(self, optimizer: Optimizer) -> None:
-        step, weights = self._step, _weights(optimizer)
+        step, weights = self._step, parameters_of(optimizer)
         self._num_begun += 1
         state = _state(optimizer, weights)
         tensors = {f"{place} {key}": each for place, key, value in state if (each := _state_tensor(value)) is not None}
@@ -386,7 +386,7 @@ class LockedSteps(RecorderCallback):
         Under autocast by an ulp of its type until the step: gradients are so coarse, updates of the weights are not.
         """
         moves = self._moves[optimizer] = []
-        for weight in map(_local, _weights(optimizer)):
+        for weight in map(_local, parameters_of(optimizer)):
             moves.append(torch.zeros_like(weight))
             if weight.is_floating_point():
                 signs = torch.randint(-1, 2, weight.shape, generator=self._nudges).to(weight)
@@ -416,10 +416,6 @@ def read_lines(directory: Path) -> list[Step]:
     """Return the lines of one process; none if it has written none."""
     path = directory / LINES
     return [json.loads(line) for line in read_text(path, max_bytes=UNLIMITED).splitlines()] if path.exists() else []
-
-
-def _weights(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _numbered(weights: Iterable[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

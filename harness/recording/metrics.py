@@ -20,7 +20,7 @@ from harness.bits.errors import TraceError, UsageError
 from harness.bits.files import MALFORMED, read_text
 from harness.recording.notices import say
 from harness.trace.format import TAKEN
-from harness.trace.values import Float
+from harness.trace.values import Float, is_cost
 
 LogValues = Callable[[Mapping[str, Float]], None]
 NAMES = {
@@ -30,8 +30,6 @@ NAMES = {
     "completions/mean_length": "completion_length",
 }
 """What other programs call the values that every curve has."""
-TIMINGS = re.compile(r"(?i)time|second|samples_per|steps_per|tokens_per|throughput|sps$|fps$|memory|runtime|flos|flops")
-"""Names of what no two runs have alike, and nothing of what is computed."""
 MAX_LINE_CHARS = 2**16
 
 
@@ -148,13 +146,13 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def floats(values: Any) -> dict[str, Float]:
-    """Of a mapping those values that are numbers of a float's range, or texts of them, and no timings.
+    """Of a mapping those values that are numbers of a float's range, or texts of them, and no costs of the machine.
 
     Under the curve's own names. Of anything else nothing.
     """
     found = {}
     for name, value in values.items() if isinstance(values, Mapping) else ():
-        if not isinstance(name, str) or isinstance(value, bool) or TIMINGS.search(name):
+        if not isinstance(name, str) or isinstance(value, bool) or is_cost(name):
             continue
         try:
             number = float(value)

@@ -154,6 +154,11 @@ def accumulating_tensors(tensors: Iterable[Any]) -> Iterator[torch.Tensor]:
         nodes += following
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the parameters of all groups of an optimizer, in order."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
 class Owner(NamedTuple):
     """What owns a parameter, and under which name."""
 
@@ -201,17 +206,14 @@ def _ordered(held: list[Held], is_trained: Callable[[Held], bool]) -> Iterator[H
     """
     alike: dict[Any, list[Held]] = {}
     for each in held:
-        alike.setdefault((not is_trained(each), each[0], _kinds(each[1])), []).append(each)
+        kinds = tuple([f"{dotted} {tuple(tensor.shape)} {tensor.dtype}" for dotted, tensor in each[1]])
+        alike.setdefault((not is_trained(each), each[0], kinds), []).append(each)
     for _, group in sorted(alike.items()):
-        yield from group if len(group) == 1 else sorted(group, key=lambda each: _digests(each[1]))
+        yield from group if len(group) == 1 else sorted(group, key=_digests)
 
 
-def _kinds(tensors: Named) -> tuple[str, ...]:
-    return tuple([f"{dotted} {tuple(tensor.shape)} {tensor.dtype}" for dotted, tensor in tensors])
-
-
-def _digests(tensors: Named) -> list[bytes]:
-    return [bytes(seen.digested.digest) for seen in look(tensors)]
+def _digests(held: Held) -> list[bytes]:
+    return [bytes(seen.digested.digest) for seen in look(held[1])]
 
 
 _noted: dict[int, weakref.ref[nn.Module]] = {}

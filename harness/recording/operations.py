@@ -296,7 +296,6 @@ class OpValues:
     def __init__(self) -> None:
         self._memories: dict[int, _Memory] = {}
         self._max_memories = MAX_MEMORIES
-        self._heads: dict[tuple[torch.dtype, torch.Size], str] = {}
         self._fetched: dict[int, str] = {}
         """By id: algorithms and digests of tensors on GPUs that are read next."""
 
@@ -347,10 +346,7 @@ class OpValues:
         """Dtype and shape."""
         if tensor.is_nested:  # torch raises for the shape
             return f"{dtype_name(tensor.dtype)} ?"
-        key = (tensor.dtype, tensor.shape)
-        if (head := self._heads.get(key)) is None:
-            head = self._heads[key] = f"{dtype_name(tensor.dtype)} {','.join(map(str, tensor.shape))}"
-        return head
+        return f"{dtype_name(tensor.dtype)} {','.join(map(str, tensor.shape))}"
 
     def _not_read(self, tensor: torch.Tensor, why: str) -> str:
         return f"{self._head(tensor)} {NONE} {why}"

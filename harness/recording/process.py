@@ -217,7 +217,7 @@ class ProcessLog:
         if self.orders.level_problem:
             raise TraceError(self.orders.level_problem)
         rank, world_size, _ = self._place()
-        is_given = self.place is not None or has_rank(os.environ)
+        is_given = self.place is not None or given_rank(os.environ) is not None
         continues = self.place is not None and self.place.continues
         for number in (rank, *range(world_size, MAX_RANKS)):
             if (self._directory / log_name(number)).exists() and not continues:
@@ -296,15 +296,11 @@ def cluster_of_worker() -> str:
 
 def rank_and_world_size(environ: Mapping[str, str]) -> tuple[int, int]:
     """(rank, world size) as torch.distributed has them, else as the launcher says, else (0, 1)."""
-    return _given_rank(environ) or (0, 1)
+    return given_rank(environ) or (0, 1)
 
 
-def has_rank(environ: Mapping[str, str]) -> bool:
-    """Return whether torch.distributed or the launcher has given this process a rank."""
-    return _given_rank(environ) is not None
-
-
-def _given_rank(environ: Mapping[str, str]) -> tuple[int, int] | None:
+def given_rank(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """(rank, world size) that torch.distributed or the launcher has given this process."""
     torch_distributed = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
         return int(torch_distributed.get_rank()), int(torch_distributed.get_world_size())

@@ -74,14 +74,8 @@ def make_callbacks(told: Mapping[str, Mapping[str, Any]], *, is_first: bool = Tr
 
     `is_first`: whether the process is the first of those that record together.
     """
-    kinds = {name: _class_of(name) for name in told}
-    return [kinds[name](**fields) for name, fields in told.items() if is_first or not kinds[name].pauses]
-
-
-def _class_of(name: str) -> type[RecorderCallback]:
-    module, _, kind = name.partition(":")
-    found: type[RecorderCallback] = getattr(import_module(module), kind)
-    return found
+    kinds = [(getattr(import_module(module), kind), name) for name in told for module, _, kind in [name.partition(":")]]
+    return [kind(**told[name]) for kind, name in kinds if is_first or not kind.pauses]
 
 
 # --------------------------------------------------------------------------------------------------------- the recorder
@@ -367,8 +361,11 @@ def as_tensor(value: Any) -> torch.Tensor | None:
     """A value as a tensor that shares its memory where it can; None for what is no number nor list of numbers."""
     if isinstance(value, torch.Tensor):
         return value
-    if isinstance(value, bool | int | float):
-        return _scalar(value)
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
+        return None
+    if isinstance(value, int | float):
+        dtype = torch.float64 if isinstance(value, float) else torch.bool if isinstance(value, bool) else torch.int64
+        return torch.tensor(value, dtype=dtype)
     if hasattr(value, "__array_interface__"):
         return _of_array(value)
     if isinstance(value, list | tuple) and value and all(isinstance(each, int | float) for each in value):
@@ -401,14 +398,6 @@ def float_of(seen: Observation) -> Float | None:
     if dtype in FLOATS:
         return Float(dtype, int.from_bytes(bytes(digested)[: tensor.element_size()], "little"))
     return as_float(tensor)
-
-
-def _scalar(value: bool | int | float) -> torch.Tensor | None:
-    if isinstance(value, float):
-        return torch.tensor(value, dtype=torch.float64)
-    if isinstance(value, bool):
-        return torch.tensor(value)
-    return torch.tensor(value, dtype=torch.int64) if -(2**63) <= value < 2**63 else None
 
 
 def _of_array(array: Any) -> torch.Tensor | None:
@@ -492,8 +481,7 @@ def look_at_groups(groups: Sequence[Group]) -> list[list[Observation]]:
                 mark = _mark(value, local)
                 known = None if is_anew or mark is None else cache.get(name)
                 if known is not None and known[0] == mark:
-                    each = PlacedShard(value, scope) if memory else place(value, scope)
-                    of_group.append(_observed(name, known[1], each))
+                    of_group.append(_observed(name, known[1], place(value, scope)))
                     continue
             if memory is not None:
                 digested = memory.digested()

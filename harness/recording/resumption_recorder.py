@@ -29,7 +29,7 @@ from xxhash import xxh3_64_hexdigest
 from harness.bits.tensor_digests import digests_of, host_bytes
 from harness.recording import hooks
 from harness.recording.automatic import REMEMBERED
-from harness.recording.names import ParameterNames
+from harness.recording.names import ParameterNames, parameters_of
 from harness.recording.process import rank_and_world_size
 from harness.recording.program_state import is_capturing, is_in_backward, outside_modes, read_states
 from harness.recording.recorder import RecorderCallback
@@ -93,7 +93,8 @@ class ResumptionRecorder(RecorderCallback):
 
     def _guarded(self, what: Callable[..., None], *arguments: Any) -> None:
         """Call a hook in the main thread of the process; a mistake in it ends this record, never the program."""
-        if self._problem or not self._is_here() or is_capturing():
+        is_here = threading.current_thread() is threading.main_thread() and os.getpid() == self._pid
+        if self._problem or not is_here or is_capturing():
             return
         try:
             with outside_modes(), torch.no_grad():
@@ -101,9 +102,6 @@ class ResumptionRecorder(RecorderCallback):
         except Exception as error:  # whatever it is: a program must end as it would have ended unrecorded
             self._problem = f"{type(error).__name__}: {error}"
             self._write({"problem": self._problem})
-
-    def _is_here(self) -> bool:
-        return threading.current_thread() is threading.main_thread() and os.getpid() == self._pid
 
     # ---------------------------------------------------------------------------------------------------------- hooks
 
@@ -170,13 +168,13 @@ class ResumptionRecorder(RecorderCallback):
         """Buffers, frozen weights, averaged and target networks."""
         living = [optimizer for each in self._optimizers if (optimizer := each()) is not None]
         for optimizer in living:
-            self._names.assign(_parameters(optimizer))
+            self._names.assign(parameters_of(optimizer))
         self._line["held"] = dict(_digested(self._names.untracked()))
 
     def _see_step(self, optimizer: Optimizer) -> None:
         self._hook_safetensors()
         number = self._numbers.setdefault(optimizer, len(self._numbers))
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         self._names.assign(parameters)
         if not self._line["calls"]:
             self._see_random()
@@ -200,7 +198,7 @@ class ResumptionRecorder(RecorderCallback):
 
     def _finish_step(self, optimizer: Optimizer) -> None:
         if self._has_closure:  # gradients were computed within the step
-            self._line["gradients"] = _gradients(_parameters(optimizer))
+            self._line["gradients"] = _gradients(parameters_of(optimizer))
         self._write(self._line)
         self._num_steps += self._line["optimizer"] == 0
         has_stepped, self._line, self._has_saved = self._line["optimizer"] == 0, self._new_line(), False
@@ -222,10 +220,6 @@ class ResumptionRecorder(RecorderCallback):
 
 def _random() -> dict[str, str]:
     return {name.removeprefix("random."): digest.hex() for name, (_, digest) in read_states().items()}
-
-
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -287,11 +281,10 @@ def _state(optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    found = {
-        key: float(each) if isinstance(each, torch.Tensor) else each for key, each in group.items() if key != "params"
-    }
     return {
-        key: each for key, each in found.items() if isinstance(each, int | float | tuple) and not isinstance(each, bool)
+        key: float(each) if isinstance(each, torch.Tensor) else each
+        for key, each in group.items()
+        if isinstance(each, int | float | tuple | torch.Tensor) and not isinstance(each, bool)
     }
 
 

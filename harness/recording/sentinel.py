@@ -47,7 +47,7 @@ from xxhash import xxh3_128_hexdigest
 from harness.bits.errors import UsageError
 from harness.bits.files import write_replacing
 from harness.recording.hooks import CompiledSteps, hook_steps, look_at_calls
-from harness.recording.names import ParameterNames, living_modules, unwrapped
+from harness.recording.names import ParameterNames, living_modules, parameters_of, unwrapped
 from harness.recording.notices import say
 from harness.recording.program_state import is_used
 from harness.recording.run_spec import ReplicasDiffer
@@ -129,7 +129,7 @@ class Replicas:
 
     def copies(self, optimizer: Optimizer, kinds: Sequence[str]) -> list[Copy]:
         """Return the tensors of an optimizer that are to be compared, in the order of its parameters."""
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = parameters_of(optimizer)
         self._names.assign(parameters)
         if unknown := [each for each in parameters if self._ranks(each) is None]:
             wrapped = _wrapped_parameters()
@@ -292,7 +292,9 @@ class Peers:
 
     def __init__(self, ranks: Ranks, timeout_s: float | None) -> None:
         self.ranks = ranks
-        self._timeout = _default_timeout() if timeout_s is None else timedelta(seconds=timeout_s)
+        world: Any = distributed.group.WORLD  # its collectives wait as long
+        options = world._get_backend(world._device_types[0]).options
+        self._timeout = options._timeout if timeout_s is None else timedelta(seconds=timeout_s)
         try:
             self._group = distributed.new_group(
                 list(ranks), timeout=self._timeout, backend="gloo", use_local_synchronization=True
@@ -310,14 +312,6 @@ class Peers:
         except RuntimeError as error:  # torch.distributed.DistError is one
             raise PeerLost(error) from None
         return dict(zip(self.ranks, answers, strict=True))
-
-
-def _default_timeout() -> timedelta:
-    """How long the program's own collectives wait."""
-    world = distributed.group.WORLD
-    assert world is not None
-    timeout: timedelta = world._get_backend(world._device_types[0]).options._timeout
-    return timeout
 
 
 def this_location() -> Location:

@@ -19,20 +19,10 @@ from harness.recording.notices import say_once
 from harness.trace.format import Scope
 
 DTYPES = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint64: "u64",
-    torch.uint32: "u32",
-    torch.uint16: "u16",
-    torch.uint8: "u8",
-    torch.bool: "bool",
-}
+    getattr(torch, f"{kind}{bits}"): f"{kind[0]}{bits}"
+    for kind, sizes in (("float", (64, 32, 16)), ("int", (64, 32, 16, 8)), ("uint", (64, 32, 16, 8)))
+    for bits in sizes
+} | {torch.bfloat16: "bf16", torch.bool: "bool"}
 
 
 class Digested(NamedTuple):

@@ -14,10 +14,10 @@ from harness.render import divergence
 from harness.render.divergence import LABELS, apart, distance, noun, pair_of
 from harness.render.next_commands import COMMIT, FILE, next_commands
 from harness.render.pages import html_page
-from harness.trace.diff import RecordedDifference, all_differences, is_cost
+from harness.trace.diff import RecordedDifference, all_differences
 from harness.trace.format import CURVE_NAMES, MANIFEST, PHASES, Scope
 from harness.trace.manifest import short_field
-from harness.trace.values import compare
+from harness.trace.values import compare, is_cost
 from harness.trace.verdict import STEP_ONLY, Difference, Kind
 
 GENERATOR = "rlharness report"

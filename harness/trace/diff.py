@@ -9,7 +9,6 @@ differs before every value of that step. Where the ranks of the two traces are n
 into other shards, values are merged over ranks; a global value on which the ranks of a trace disagree differs.
 """
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, count, product, takewhile
@@ -41,7 +40,7 @@ from harness.trace.manifest import PARTS, Fingerprint, short_field
 from harness.trace.ops import ops_of_divergence, recorded_steps
 from harness.trace.reader import RankLog, Trace, chain_breaks, common_ranks
 from harness.trace.resumption import resumed_at
-from harness.trace.values import Float, ValueDifference, compare
+from harness.trace.values import Float, ValueDifference, compare, is_cost
 from harness.trace.verdict import (
     Context,
     CurveDifference,
@@ -555,19 +554,7 @@ def _states(trace: Trace, step: int, rank: int) -> States:
 # --------------------------------------------------------------------------------------------------------------- curves
 # Two curves: the first step at which what was measured is not the same. Pure.
 #
-# How long something took, and how much memory, is never the same twice: names that say so do not count.
-
-COSTS = re.compile(
-    "time|timestamps?|runtime|durations?|elapsed|latency|latencies|eta|m?s|us|ns|secs?|seconds?|minutes|hours"
-    "|throughput|fps|qps|tps|[mh]fu|t?flops|util|utilization|memory|mem|vram|[gm]i?b"
-)
-"""A name of the curve that has one of these words is a cost of the machine: `train_runtime`, `memory/peak_gb`."""
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-
-
-def is_cost(name: str) -> bool:
-    """Whether a value of this name measures the cost of a step, not its result."""
-    return any(COSTS.fullmatch(word.lower()) for word in _WORD.findall(name))
+# Costs of the machine are never the same twice, and do not count.
 
 
 def compare_curves(a: Trace, b: Trace) -> tuple[CurveDifference, ...]:

@@ -5,12 +5,14 @@ finite.
 """
 
 import math
+import re
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import ne, sub, xor
-from typing import Any, TypeVar
+from operator import ne
+from typing import Any
 
 from harness.bits.errors import TraceError
 
@@ -29,21 +31,12 @@ class FloatType:
         return 1 << (8 * self.num_bytes - 1)
 
     @property
-    def mask(self) -> int:
-        return 2 * self.sign - 1
-
-    @property
     def infinity(self) -> int:
         return (self.sign - 1) >> self.fraction_bits << self.fraction_bits
 
     def is_nan(self, bits: int) -> bool:
         """Whether these bits are a NaN."""
         return bits & (self.sign - 1) > self.infinity
-
-    def place(self, bits: int) -> int:
-        """Return the rank of these bits (no NaN) among all values; neighbours are 1 apart, both zeros are 0."""
-        size = bits & (self.sign - 1)
-        return -size if bits & self.sign else size
 
 
 FLOATS = {
@@ -151,11 +144,10 @@ def plain(value: Float | None) -> list[Any] | None:
 # --------------------------------------------------------------------------------------- two values, element by element
 # Two values of one dtype and shape, element by element: how many differ, by how much, and where NaN came in.
 #
-# Pieces that are equal are skipped as memory; of the others every element goes through loops of C, not of Python.
+# Pieces that are equal are skipped as memory.
 
-T = TypeVar("T")
 _PIECE_ELEMENTS = 2**14
-MAX_DIFFERENT = 2**24
+MAX_DIFFERENT = 2**22
 """After so many elements that differ the rest is not looked at: some seconds."""
 _SIGNED = {1: "b", 2: "h", 4: "i", 8: "q"}
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -210,103 +202,44 @@ def compare(dtype: str, a: bytes, b: bytes) -> ValueDifference | None:
         return None
     assert len(a) == len(b)
     kind = dtype if dtype in ELEMENT_BYTES else "u8"
-    num_bytes = ELEMENT_BYTES[kind]
-    tally = _Tally(kind)
-    for start in range(0, len(a), _PIECE_ELEMENTS * num_bytes):
-        x, y = a[start : start + _PIECE_ELEMENTS * num_bytes], b[start : start + _PIECE_ELEMENTS * num_bytes]
-        if x != y:
-            tally.add(start // num_bytes, x, y)
-        if tally.num_different >= MAX_DIFFERENT:
+    size, floats = ELEMENT_BYTES[kind], FLOATS.get(kind)
+    sign = floats.sign if floats else 0
+    num_different, first, nans = 0, -1, Counter[tuple[bool, bool]]()
+    max_ulp, max_abs = -1, -1.0
+    for start in range(0, len(a), _PIECE_ELEMENTS * size):
+        x, y = a[start : start + _PIECE_ELEMENTS * size], b[start : start + _PIECE_ELEMENTS * size]
+        if x == y:
+            continue
+        of_x, of_y = _unpacked(_code(kind), x), _unpacked(_code(kind), y)
+        is_other = bytes(map(ne, of_x, of_y))
+        first = first if num_different else start // size + is_other.find(1)
+        num_different += is_other.count(1)
+        elements = zip(of_x, of_y, numbers(kind, x), numbers(kind, y), strict=True)
+        for bits, other_bits, number, other in compress(elements, is_other):
+            if math.isnan(number) or math.isnan(other):
+                nans[math.isnan(number), math.isnan(other)] += 1
+                continue
+            if (distance := abs(number - other)) > max_abs:
+                max_abs = distance
+            # bits grow with the value or shrink with it; both zeros are at 0
+            ulp = abs((sign - bits if bits & sign else bits) - (sign - other_bits if other_bits & sign else other_bits))
+            max_ulp = max(max_ulp, ulp)
+        if num_different >= MAX_DIFFERENT:
             break
-    first = tally.first
-    one, other = (int.from_bytes(each[first * num_bytes : (first + 1) * num_bytes], "little") for each in (a, b))
+    one, other = (int.from_bytes(each[first * size : (first + 1) * size], "little") for each in (a, b))
     return ValueDifference(
-        num_elements=len(a) // num_bytes,
-        num_compared=min(start + _PIECE_ELEMENTS * num_bytes, len(a)) // num_bytes,
-        num_different=tally.num_different,
+        num_elements=len(a) // size,
+        num_compared=min(start + _PIECE_ELEMENTS * size, len(a)) // size,
+        num_different=num_different,
         first=first,
         a=shown(dtype, one),
         b=shown(dtype, other),
-        max_ulp=tally.max_ulp,
-        max_abs=tally.max_abs if dtype in ELEMENT_BYTES else None,
-        num_nan_only_a=tally.num_nan_only_a,
-        num_nan_only_b=tally.num_nan_only_b,
-        num_nan_both=tally.num_nan_both,
+        max_ulp=max_ulp if floats and max_ulp >= 0 else None,
+        max_abs=max_abs if dtype in ELEMENT_BYTES and max_abs >= 0 else None,
+        num_nan_only_a=nans[True, False],
+        num_nan_only_b=nans[False, True],
+        num_nan_both=nans[True, True],
     )
-
-
-class _Tally:
-    """What the pieces seen so far have shown."""
-
-    def __init__(self, dtype: str) -> None:
-        self.first = -1
-        self.num_different = 0
-        self.max_ulp: int | None = None
-        self.max_abs: float | None = None
-        self.num_nan_only_a = 0
-        self.num_nan_only_b = 0
-        self.num_nan_both = 0
-        self._dtype = dtype
-        self._float = FLOATS.get(dtype)
-        self._code = _code(dtype)
-
-    def add(self, start: int, a: bytes, b: bytes) -> None:
-        """A piece that is not equal; `start` is the index of its first element."""
-        x, y = _unpacked(self._code, a), _unpacked(self._code, b)
-        is_other = bytes(map(ne, x, y))
-        if self.first < 0:
-            self.first = start + is_other.find(1)
-        self.num_different += is_other.count(1)
-        if self._float is None:
-            self._add_distances(*_chosen(is_other, x, y))
-        else:
-            self._add_floats(
-                self._float,
-                *_chosen(is_other, x, y),
-                *_chosen(is_other, *(numbers(self._dtype, each) for each in (a, b))),
-            )
-
-    def _add_floats(self, kind: FloatType, x: list[int], y: list[int], p: list[float], q: list[float]) -> None:
-        """Elements that differ: `x` and `y` by their bits, signed, `p` and `q` by their values."""
-        if math.isnan(sum(p)) or math.isnan(sum(q)):  # a NaN among them, or infinities of both signs
-            nan_p, nan_q = bytes(map(math.isnan, p)), bytes(map(math.isnan, q))
-            num_both = sum(map(int.__and__, nan_p, nan_q))
-            self.num_nan_both += num_both
-            self.num_nan_only_a += nan_p.count(1) - num_both
-            self.num_nan_only_b += nan_q.count(1) - num_both
-            is_number = bytes(map(_NEITHER.__getitem__, map(int.__or__, nan_p, nan_q)))
-            (x, y), (p, q) = _chosen(is_number, x, y), _chosen(is_number, p, q)
-        if x:
-            self._add_distances(p, q)
-            largest = _max_ulp(kind, x, y)
-            self.max_ulp = largest if self.max_ulp is None else max(self.max_ulp, largest)
-
-    def _add_distances(self, p: Sequence[float], q: Sequence[float]) -> None:
-        largest = max(map(abs, map(sub, p, q)))
-        self.max_abs = largest if self.max_abs is None else max(self.max_abs, largest)
-
-
-_NEITHER = (1, 0)
-
-
-def _max_ulp(kind: FloatType, x: list[int], y: list[int]) -> int:
-    """The largest distance of two values by their signed bits, without NaN; changes both lists.
-
-    Of one sign, bits grow with the value or shrink with it, so that their difference is the distance; the few pairs of
-    two signs have zero between them.
-    """
-    largest = 0
-    crossing = list(map(xor, x, y))
-    if min(crossing) < 0:
-        for at in [at for at, sign in enumerate(crossing) if sign < 0]:
-            largest = max(largest, abs(kind.place(x[at] & kind.mask) - kind.place(y[at] & kind.mask)))
-            x[at] = y[at] = 0
-    furthest: int = max(map(abs, map(sub, x, y)))
-    return max(largest, furthest)
-
-
-def _chosen(mask: bytes, x: Sequence[T], y: Sequence[T]) -> tuple[list[T], list[T]]:
-    return list(compress(x, mask)), list(compress(y, mask))
 
 
 def numbers(dtype: str, data: bytes) -> Sequence[float]:
@@ -319,10 +252,25 @@ def numbers(dtype: str, data: bytes) -> Sequence[float]:
 
 
 def _code(dtype: str) -> str:
-    """Of an element's bits; floats are taken as signed integers."""
-    is_unsigned = dtype.startswith("u") or dtype == "bool"
+    """Of an element's bits."""
+    is_unsigned = dtype.startswith("u") or dtype == "bool" or dtype in FLOATS
     return (_UNSIGNED if is_unsigned else _SIGNED)[ELEMENT_BYTES[dtype]]
 
 
 def _unpacked(code: str, data: bytes | bytearray) -> tuple[Any, ...]:
     return struct.unpack(f"<{len(data) // struct.calcsize('<' + code)}{code}", data)
+
+
+# --------------------------------------------------------------------------------------------------------------- costs
+
+COSTS = re.compile(
+    "time|timestamps?|runtime|durations?|elapsed|latency|latencies|eta|m?s|us|ns|secs?|seconds?|minutes|hours"
+    "|throughput|fps|qps|sps|tps|[mh]fu|t?flops|flos|util|utilization|memory|mem|vram|[gm]i?b"
+)
+"""A name of the curve that has one of these words is a cost of the machine: `train_runtime`, `memory/peak_gb`."""
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def is_cost(name: str) -> bool:
+    """Whether a value of this name measures the cost of a step, not its result."""
+    return any(COSTS.fullmatch(word.lower()) for word in _WORD.findall(name))

@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.recording.operations import OpLog, OpMode
 from harness.recording.tensors import digest_tensor
-from harness.trace.ops import OpDifference, Operation, compare_ops
-from tests.recording.op_records import line_of, named, record, record_until_the_end
+from tests.recording.op_records import named, record, record_until_the_end
 
 # ------------------------------------------------------------------------------------------------- no bit is changed
 
@@ -201,51 +200,3 @@ def test_a_forked_child_writes_nothing() -> None:
         os.waitpid(pid, 0)
 
     assert named(record_until_the_end(program), "cos") == []
-
-
-# ------------------------------------------------------------------------------------------------- planted diseases
-
-
-def first_of(a: Callable[[], object], b: Callable[[], object]) -> tuple[OpDifference, Operation, Operation | None]:
-    verdict = compare_ops(record(lambda mode: a()), record(lambda mode: b()), 0, 0)
-    assert verdict.first is not None
-    assert verdict.first.a is not None
-    return verdict.first.what, verdict.first.a, verdict.first.last_equal
-
-
-def test_a_batch_in_another_order_is_found_where_it_becomes_a_tensor() -> None:
-    def program(names: list[int]) -> None:
-        torch.ones(3).exp()
-        batch = torch.tensor(names)
-        (batch * 2).sum()
-
-    what, found, last = first_of(lambda: program([3, 1, 2]), lambda: program([1, 2, 3]))
-    assert (what, found.at) == (OpDifference.INPUT, line_of(program, "batch ="))
-    assert last is not None
-    assert last.name == "aten.exp.default"
-
-
-def test_an_unseeded_draw_is_found_by_its_generators_state() -> None:
-    def program(seed: int) -> None:
-        torch.manual_seed(seed)
-        torch.ones(4).bernoulli_(0.5)
-
-    what, found, _ = first_of(lambda: program(1), lambda: program(2))
-    assert (what, found.at) == (OpDifference.RANDOM_STATE, line_of(program, "bernoulli_"))
-
-
-def test_other_bits_out_of_equal_inputs_by_the_number_of_threads() -> None:
-    weight = torch.randn(3001, 1000, generator=torch.Generator().manual_seed(1)).requires_grad_()
-
-    def program(num_threads: int) -> None:
-        torch.set_num_threads(num_threads)
-        (weight * 3).sum().backward()  # type: ignore[no-untyped-call]
-
-    before = torch.get_num_threads()
-    try:
-        what, found, last = first_of(lambda: program(1), lambda: program(2))
-    finally:
-        torch.set_num_threads(before)
-    assert (what, found.name) == (OpDifference.OUTPUT, "aten.sum.default")
-    assert last is not None
-    assert last.name == "aten.mul.Tensor"

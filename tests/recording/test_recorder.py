@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,9 @@ from hypothesis import strategies as st
 
 from harness.bits.digests import digest
 from harness.bits.errors import TraceError
-from harness.recording.operations import OpLog, OpMode
 from harness.recording.recorder import MAX_KEPT_BYTES, Kept, NullRecorder, Recorder, RecorderCallback, as_float
 from harness.recording.run_spec import RunEnded
 from harness.trace.format import RecordedValue, Scope
-from harness.trace.ops import read_ops
 from harness.trace.values import Float
 
 
@@ -85,21 +82,6 @@ def test_the_operations_of_a_step_are_those_between_its_beginning_and_its_end() 
     said.append("after")
     of_5 = ["start 5", "in 5", "stop 5"]
     assert said == ["start 3", "in 3", "stop 3", "in 4", *of_5, *of_5, "after"]
-
-
-def test_looking_at_a_value_is_no_operation_of_the_program(tmp_path: Path) -> None:
-    mode = OpMode(OpLog(tmp_path, rank=0, step=0, say=print))
-    recorder = Recorder(Steps(), operations=lambda step: mode)
-    strided = torch.arange(6.0).reshape(2, 3).t()
-    recorder.begin_step(0)
-    recorder.record("rollout", "strided", strided)
-    total = strided.exp()
-    recorder.record("reward", "rewards", [0.5, 1.0])  # made a tensor of, in order to be looked at
-    recorder.record("loss", "total", total.t())
-    recorder.end_step(total=total.sum())
-    recorded_ops = read_ops(tmp_path, 0, 0)
-    assert recorded_ops is not None
-    assert [each.name for each in recorded_ops.operations] == ["aten.exp.default", "aten.sum.default"]
 
 
 @pytest.mark.parametrize("call", [lambda r: r.record("loss", "loss", 1.0), lambda r: r.end_step()])

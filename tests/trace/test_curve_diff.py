@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.bits.findings import Finding
-from harness.trace.diff import compare_curves, diff, is_cost
+from harness.trace.diff import compare_curves, diff
 from harness.trace.reader import Trace, read_trace
-from harness.trace.values import Float
+from harness.trace.values import Float, is_cost
 from harness.trace.verdict import Kind, VerdictCode
 from harness.trace.writer import TraceWriter
 from tests.support.traces import manifest_of, recorded_value, steps_of, trace

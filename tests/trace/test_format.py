@@ -76,16 +76,6 @@ def test_fields_are_read_as_they_were_joined(fields: list[str]) -> None:
 
 
 @SEEDED
-@given(st.lists(st.binary(max_size=12), max_size=4), st.data())
-def test_of_a_cut_file_every_whole_frame_is_read(payloads: list[bytes], data: st.DataObject) -> None:
-    frames = [frame(payload) for payload in payloads]
-    whole = b"".join(frames)
-    cut = data.draw(st.integers(0, len(whole)))
-    num_global = sum(len(b"".join(frames[: n + 1])) <= cut for n in range(len(frames)))
-    assert frames_of(whole[:cut]) == payloads[:num_global]
-
-
-@SEEDED
 @given(st.binary(min_size=1, max_size=40), st.data())
 def test_a_flipped_bit_ends_reading(payload: bytes, data: st.DataObject) -> None:
     whole = bytearray(frame(payload) + frame(b"next"))

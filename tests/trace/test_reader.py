@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import harness.trace
@@ -323,14 +323,6 @@ def test_a_root_over_other_leaves_is_found(tmp_path: Path) -> None:
         "rank-0.log: the root of step 0 does not match its values",
         "rank-0.log: step 1 cannot be opened: a step has two values loss loss 0",
     ]
-
-
-@settings(SEEDED, max_examples=30)
-@given(st.binary(max_size=200))
-def test_no_bytes_after_a_header_make_it_fall_over(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    directory = tmp_path_factory.mktemp("any")
-    (directory / "rank-0.log").write_bytes(HEADER + data)
-    assert read_trace(directory).steps == ()
 
 
 def test_a_log_that_was_closed_over_missing_steps_is_not_closed(tmp_path: Path) -> None:
