@@ -397,9 +397,13 @@ class _Run:
         suite, log = self.context.suite, self.directory / "session.log"
         results = self.state.results.values()
         has_failed = any(result.outcome.is_failure for result in results)  # accepted or not
-        untold = (each for each in results if each.outcome.is_failure and not any(map(each.tests.__getitem__, NAMED)))
-        await suite.replay((), {each.unit.file_path: each.reason for each in untold})
         limit_s = self.options.grace_s if self.interruption.by else max(self.options.grace_s, SESSION_END_S)
+        # Files that failed without a test that has: only the run knows of these.
+        untold = [each for each in results if each.is_failure and not any(map(each.tests.__getitem__, NAMED))]
+        if untold:
+            with suppress(TimeoutError):
+                told = suite.replay((), {each.unit.file_path: each.reason for each in untold})
+                await asyncio.wait_for(told, limit_s)
         reason = await suite.finish(limit_s, has_failed)
         with suppress(OSError):
             shutil.copyfile(suite.log, log)
