@@ -63,7 +63,7 @@ class Memory:
 
     tensor: weakref.ref[torch.Tensor]
     address: int
-    kind: tuple[torch.dtype, torch.Size]
+    kind: tuple[torch.dtype, torch.Size] | None
     dtype: str
     shape: tuple[int, ...]
     data: Array[c_char]
@@ -80,7 +80,7 @@ MAX_MEMORIES = 2**16
 
 
 def memory_of(tensor: Any) -> Memory | None:
-    """The memory of a tensor that is what it seems; None where more has to be asked: most of them are.
+    """The memory of a dense tensor on the host whose elements lie in C order; None of any other.
 
     That of a tensor that is known has not changed if its address, dtype, shape and order are the same: a storage that
     is resized moves.
@@ -96,13 +96,13 @@ def memory_of(tensor: Any) -> Memory | None:
         return known  # type: ignore[no-any-return]
     if type(tensor) not in PLAIN or tensor.layout is not torch.strided or not on_host(tensor):
         return None
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        return None
-    if ends_at(tensor) > tensor.untyped_storage().nbytes():  # it was given back
+    is_as_it_lies = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    if not is_as_it_lies or ends_at(tensor) > tensor.untyped_storage().nbytes():  # it was given back
         return None
     dtype, shape, address = tensor.dtype, tensor.shape, tensor.data_ptr()
     data = (c_char * tensor.nbytes).from_address(address)
-    memory = Memory(weakref.ref(tensor), address, (dtype, shape), dtype_name(dtype), tuple(shape), data)
+    kind = None if dtype.is_complex else (dtype, shape)  # a complex one may be conjugated where it lies
+    memory = Memory(weakref.ref(tensor), address, kind, dtype_name(dtype), tuple(shape), data)
     if len(_memories) >= MAX_MEMORIES:
         _memories.clear()
     _memories[id(tensor)] = memory

@@ -38,6 +38,14 @@ def test_views_with_steps_conjugates_and_negatives_are_resolved() -> None:
     number = torch.tensor([1 + 2j])
     assert bytes(tensor_bytes(number.conj())) == bytes(tensor_bytes(torch.tensor([1 - 2j])))
     assert bytes(tensor_bytes(number.conj().imag)) == bytes(tensor_bytes(torch.tensor([-2.0])))
+    weight = torch.tensor([1 + 2j, 3 + 4j, 6 + 5j])
+    digest_tensor(weight)
+    weight.data = weight.data.conj()
+    assert digest_tensor(weight) == digest_tensor(torch.tensor([1 - 2j, 3 - 4j, 6 - 5j]))
+    square = torch.arange(4.0).reshape(2, 2)
+    digest_tensor(square)
+    square.data = square.data.t()
+    assert digest_tensor(square) == digest_tensor(torch.tensor([[0.0, 2.0], [1.0, 3.0]]))
 
 
 def test_the_memory_lives_as_long_as_the_view() -> None:
