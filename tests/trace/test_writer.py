@@ -1,6 +1,10 @@
 """The writer: what it leaves behind when the disk is full, the program is killed, or it is called wrongly."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +125,26 @@ def test_a_program_that_raises_leaves_an_incomplete_trace(tmp_path: Path) -> Non
     found = read_trace(tmp_path / "a")
     assert found.steps == (0,)
     assert found.gaps == ("its program did not exit normally", "rank-0.log was not closed")
+
+
+def test_every_step_that_was_appended_survives_sigkill(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from harness.trace.writer import TraceWriter\n"
+        "from tests.support.traces import manifest_of, steps_of\n"
+        f"writer = TraceWriter(Path({str(tmp_path / 'a')!r}), manifest_of(), say=print)\n"
+        "for step, leaves in enumerate(steps_of(10_000)):\n"
+        "    writer.append(step, leaves); print(step, flush=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        told = [int(process.stdout.readline()) for _ in range(20)]
+        process.send_signal(signal.SIGKILL)
+        told += [int(line) for line in process.stdout if line.endswith("\n")]
+    found = read_trace(tmp_path / "a")
+    assert set(told) <= set(found.steps)
+    assert len(found.steps) - len(told) <= 1
+    assert verify(found) == []
 
 
 def curve_of(directory: Path) -> list[dict[str, float]]:
