@@ -209,7 +209,7 @@ def repeated_lines(repeated: Repeated, *, colour: bool) -> Iterator[str]:
         title = f"A: {one_line(path_text(plan.run.directory))}  B: its {_span(plan)} repeated"
         yield from _pair(title, different, colour)
         yield from (line for run in repeated.runs[:1] for line in _problems(run))
-    yield f"  root {repeated.root.hex()}; {_how(repeated)}"
+    yield f"  {f'root {repeated.root.hex()}; ' if repeated.root else ''}{_how(repeated)}"
     for operations in repeated.operations:
         yield from _step_operations(operations, plan.step)
 

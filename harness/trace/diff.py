@@ -635,10 +635,11 @@ def diff(a: Trace, b: Trace) -> Verdict:
     num_ranks = len(a.ranks.keys() | b.ranks.keys())
     a, b = common_ranks(a, b)
     found = _compare_steps(a, b)
-    fingerprints = _compare_fingerprints(a, b)
+    fingerprints, part = _compare_fingerprints(a, b), _first_part(a, b, found.first)
+    if part is not None and found.first is None and not _has_deciding(a):  # its one step stops before the weights
+        found.first, found.num_different, found.is_nan_payload_only, part = part, 1, False, None
     kind, reasons = _classify(a, b, found, fingerprints, gaps)
     curve = compare_curves(a, b)
-    part = _first_part(a, b, found.first)
     if found.first is not None and part is not None and _is_fetched_ahead(a, b, part, found.first):
         found.first, part = part, None
     attribution = {} if found.first is None else attribute(a, b)
@@ -822,6 +823,11 @@ def _is_fetched_ahead(a: Trace, b: Trace, part: Divergence, first: Divergence) -
     return is_batch and compare_values(one, other, (Scope.PHYSICAL,)).num_different == part.num_different
 
 
+def _has_deciding(trace: Trace) -> bool:
+    """Whether a trace has values that its roots cover."""
+    return any(head.num_logical or head.num_shards for log in trace.ranks.values() for head in log.heads.values())
+
+
 def _has_parts(trace: Trace, step: int) -> bool:
     """Whether a step has values of physical scope."""
     return any(log.heads[step].num_parts for log in trace.logs(step).values())
@@ -866,7 +872,7 @@ def _classify(
         return Kind.INCOMPLETE, gaps
     if not found.num_steps:
         return Kind.INCOMPLETE, [VerdictCode.NO_STEP()]
-    if not any(head.num_logical or head.num_shards for log in a.ranks.values() for head in log.heads.values()):
+    if not _has_deciding(a) and not any(_has_parts(a, step) for step in a.steps):
         return Kind.INCOMPLETE, [VerdictCode.NO_VALUE()]
     return Kind.EQUAL, []
 

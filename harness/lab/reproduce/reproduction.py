@@ -26,8 +26,7 @@ from harness.lab.experiment.scenario import check_entries, override_of
 from harness.lab.experiment.trust import check_run
 from harness.process.invocation import Invocation
 from harness.recording.run_spec import RunSpec
-from harness.trace.diff import diff, global_root
-from harness.trace.format import CHAINED
+from harness.trace.diff import PLACED, diff, global_root
 from harness.trace.ops import NonFinite, find_non_finite, is_faithful, read_ops, recorded_steps
 from harness.trace.reader import Trace, excerpt, read_trace
 from harness.trace.verdict import BY_WEIGHT, EXIT_CODES, Kind, Verdict
@@ -178,7 +177,7 @@ class Repeated:
     num_values: int = 0
     """Of the recorded step."""
     root: bytes = b""
-    """Of the recorded step, rank 0."""
+    """Of the recorded step, rank 0; empty where it stops in its middle."""
     ending: Ending = Ending.WHOLE
     operations: tuple[StepOperations, ...] = ()
 
@@ -213,7 +212,7 @@ def compare_step(plan: StepPlan, runs: Sequence[Run]) -> Repeated:
         runs=tuple(runs),
         verdicts=tuple(_verdicts(plan, recorded, again)),
         num_values=_num_values(a, plan.step),
-        root=(global_root(a, plan.step) if a is not None else None) or b"",
+        root=(global_root(recorded, plan.step) if plan.step in recorded.steps else None) or b"",
         ending=ending,
         operations=tuple(_operations(plan, b, runs[1:])),
     )
@@ -233,13 +232,13 @@ def _verdicts(plan: StepPlan, recorded: Trace, again: Trace) -> Iterator[Verdict
 
 
 def _begins_as(trace: Trace, beginning: Trace, step: int) -> bool:
-    """Whether a step is, as far as the beginning of it was recorded elsewhere, the same in every leaf that counts."""
+    """Whether a step is, as far as the beginning of it was recorded elsewhere, the same in every value of a rank."""
     if trace.ranks.keys() != beginning.ranks.keys():
         return False
     for rank in beginning.ranks:
         values = list(beginning.columns(step, rank).values())
         of_trace = list(trace.columns(step, rank).values())[: len(values)]
-        both = ([value for value in each if value.scope in CHAINED] for each in (of_trace, values))
+        both = ([value for value in each if value.scope in PLACED] for each in (of_trace, values))
         if next(both) != next(both):
             return False
     return True

@@ -13,7 +13,7 @@ from harness.lab.experiment.recording_result import Recording
 from harness.lab.reproduce.reproduction import Ending, Repeated, StepPlan, compare_step
 from harness.recording.operations import OpLog
 from harness.recording.run_spec import EntryCall, RunSpec
-from harness.trace.format import UNFINISHED, RecordedValue
+from harness.trace.format import UNFINISHED, RecordedValue, Scope
 from harness.trace.reader import read_trace
 from harness.trace.writer import TraceWriter
 from tests.support.traces import Change, flip_bit, manifest_of, steps_of
@@ -92,10 +92,18 @@ def test_a_step_that_did_not_end_is_compared_as_far_as_it_went(
     assert found.exit_code == (ExitCode.OK if is_same else ExitCode.DIVERGED)
 
 
+@pytest.mark.parametrize("scope", [Scope.LOGICAL, Scope.PHYSICAL])
 @pytest.mark.parametrize("again", [4, 5, None])
-def test_one_bit_of_a_step_that_did_not_end_is_a_divergence(tmp_path: Path, again: int | None) -> None:
-    change = flip_bit(LAST, "loss", "loss")
-    found = judged(record(tmp_path / "a", 0, 4), record(tmp_path / "b", 2, again, change))
+def test_one_bit_of_a_step_that_did_not_end_is_a_divergence(tmp_path: Path, again: int | None, scope: Scope) -> None:
+    """Also where the automatic recorder has come no further than to what leads to the weights, which decide."""
+
+    def scoped(step: int, value: RecordedValue) -> RecordedValue:
+        return value if value.phase == "optimizer" else value._replace(scope=scope)
+
+    flipped = flip_bit(LAST, "loss", "loss")
+    recorded = record(tmp_path / "a", 0, 4, scoped)
+    assert judged(recorded, record(tmp_path / "same", 2, again, scoped)).is_reproduced
+    found = judged(recorded, record(tmp_path / "b", 2, again, lambda step, value: scoped(step, flipped(step, value))))
     assert found.exit_code == ExitCode.DIVERGED
     assert found.different is not None
     assert found.different.first is not None
