@@ -519,7 +519,7 @@ class Console(pdb.Pdb):
             word, number = WORDS[first.kind], first.num_between
             passed = f", passed on by {count(number, 'operation')}," if number else ""
             found = [
-                (f"first {word}: made by", first.made_by),
+                (f"first {word}: {'an argument of' if first.is_argument else 'made by'}", first.made_by),
                 (f"{word} from before the step, read by", first.read_by),
             ]
             found += [(f"from an Inf{passed} that was made by", first.origin)]

@@ -155,6 +155,10 @@ def non_finite_lines(found: NonFinite) -> Iterator[str]:
         yield f"first {kind}: it existed before the step, or NumPy or compiled code wrote it"
         yield f"  first read by {named(found.read_by)}"
         return
+    if found.is_argument:
+        yield "all numbers are finite, except those that arguments name"
+        yield f"  first {kind}: an argument of {named(found.made_by)}"
+        return
     yield f"first {kind}: produced by {named(found.made_by)}"
     yield from _inputs(found.made_by)
     if found.origin is not None:

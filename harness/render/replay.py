@@ -237,7 +237,7 @@ def _step_operations(operations: StepOperations, step: int) -> Iterator[str]:
     if operations.problem:
         yield f"    note: {one_line(operations.problem)}"
     if operations.non_finite is None:
-        yield "    all numbers that they read and wrote are finite, except those that their arguments name"
+        yield "    all numbers that they read and wrote are finite"
     else:
         yield from (f"    {line}" for line in non_finite_lines(operations.non_finite))
     if operations.is_faithful:

@@ -338,12 +338,17 @@ class NonFinite:
     """Operation that made, from finite numbers, the Inf that led to the NaN; None if there is none."""
     num_between: int = 0
     """How many operations have handed the Inf on between `origin` and `made_by`."""
+    is_argument: bool = False
+    """Whether an argument of `made_by` names it, as a mask does, and no other is there."""
 
 
 def find_non_finite(record: OpRecord) -> NonFinite | None:
-    """The first NaN of a step, else the first Inf; None where everything that was read is finite."""
+    """The first NaN of a step, else the first Inf, else the first that an argument names; None where all is finite."""
     by_index = {operation.index: operation for operation in record.operations}
-    return _first(by_index, NAN) or _first(by_index, INF)
+    if found := _first(by_index, NAN) or _first(by_index, INF):
+        return found
+    named = ((kind, each) for kind in (NAN, INF) for each in record.operations if _gives(each, kind))
+    return next((NonFinite(kind, each, is_argument=True) for kind, each in named), None)
 
 
 def _first(by_index: Mapping[int, Operation], kind: str) -> NonFinite | None:

@@ -59,7 +59,8 @@ def test_what_was_asked_for_by_an_argument_is_meant_and_may_be_handed_on() -> No
     mask = operation(0, "inf", arguments="[8], -inf")
     poison = operation(1, "nan", arguments="tensor, nan")
     copies = operation(2, "inf", {0: "inf"}), operation(3, "nan", {1: "nan"})
-    assert found_in(mask, poison, *copies) is None
+    assert found_in(mask, poison, *copies) == NonFinite(NAN, poison, is_argument=True)
+    assert found_in(mask, copies[0]) == NonFinite(INF, mask, is_argument=True)
     made = operation(4, "inf")
     assert found_in(mask, poison, *copies, made) == NonFinite(INF, made)
     assert found_in(operation(0, "inf", arguments="info")) == NonFinite(INF, operation(0, "inf", arguments="info"))
