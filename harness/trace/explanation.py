@@ -163,8 +163,12 @@ def _of_value(case: _Case) -> Iterator[Finding]:
         if not has_operation:
             yield CauseCode.BACKWARD_DIFFERS(step=first.step)
     elif phase == "optimizer":
-        names = tuple(each.name for each in first.settings)
-        yield CauseCode.SETTINGS_DIFFER(names=names) if names else CauseCode.STATE_DIFFERS()
+        if names := tuple(each.name for each in first.settings):
+            yield CauseCode.SETTINGS_DIFFER(names=names)
+        else:
+            gradients = [each for _, each in case.a.columns(first.step, case.rank).of_phases(("backward",))]
+            is_own = bool(gradients) and not any(each.scope in CHAINED for each in gradients)
+            yield CauseCode.OWN_OPTIMIZER_DIFFERS() if is_own else CauseCode.STATE_DIFFERS()
     elif phase == "sync":
         yield CauseCode.SYNC_DIFFERS()
 

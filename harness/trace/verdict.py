@@ -351,4 +351,9 @@ class CauseCode(FindingCode):
         "state_differs",
         "gradients and settings are equal: look for lost or restored state of the optimizer, or fused against plain",
     )
+    OWN_OPTIMIZER_DIFFERS = (
+        "own_optimizer_differs",
+        "gradients are equal as backward left them, and what an optimizer that is not torch's gets is not recorded:"
+        " look at what changes them after backward, and at its state and settings",
+    )
     SYNC_DIFFERS = "sync_differs", "the trained weights are equal: weights that did not arrive, or were cast"

@@ -74,6 +74,16 @@ MADE = backward(1, Scope.PHYSICAL)
             [[LOSS, recorded_value("optimizer", W, 2)]],
             [CauseCode.STATE_DIFFERS],
         ),
+        (
+            [[MADE, backward(1), recorded_value("optimizer", W, 1)]],
+            [[MADE, backward(1), recorded_value("optimizer", W, 2)]],
+            [CauseCode.STATE_DIFFERS],
+        ),
+        (
+            [[MADE, recorded_value("optimizer", W, 1)]],
+            [[MADE, recorded_value("optimizer", W, 2)]],
+            [CauseCode.OWN_OPTIMIZER_DIFFERS],
+        ),
         ([[LOSS]] * 3, [[LOSS]] * 2, [CauseCode.ENDED_EARLIER]),
         ([[recorded_value("sync", W, 1)]], [[recorded_value("sync", W, 2)]], [CauseCode.SYNC_DIFFERS]),
         (

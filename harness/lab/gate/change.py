@@ -350,12 +350,12 @@ def change_of_identity(base: Mapping[str, str], head: Mapping[str, str]) -> Comp
 
 
 def _is_beyond_rounding(setting: SettingDifference) -> bool:
-    """Return whether a number of an optimizer changed by more than half of its digits."""
-    a, b = setting.a, setting.b
+    """Return whether a number of an optimizer changed by more than half of its digits: f64 is Python's own here."""
+    a, b, limits = setting.a, setting.b, HALF_OF_THE_DIGITS | {"f64": 2**-26}
     if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATS:
         return False
     pairs = zip(*(numbers(each.dtype, raw_value(each)) for each in (a, b)), strict=True)
-    return any(abs(x - y) > HALF_OF_THE_DIGITS[a.dtype] * max(abs(x), abs(y)) for x, y in pairs)
+    return any(abs(x - y) > limits[a.dtype] * max(abs(x), abs(y)) for x, y in pairs)
 
 
 def _moved(kind: str, attribution: Mapping[str, Count]) -> Finding | None:

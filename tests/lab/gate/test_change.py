@@ -100,7 +100,14 @@ def test_where_nothing_tells_numerics_from_behaviour_it_counts_as_behaviour(move
     assert classify_change(bare, ROUNDING).change is Change.NUMERICS
 
 
-@pytest.mark.parametrize(("rate", "change"), [(0.0009, Change.BEHAVIOUR), (0.001 * (1 + 1e-9), Change.NUMERICS)])
+@pytest.mark.parametrize(
+    ("rate", "change"),
+    [
+        (0.0009, Change.BEHAVIOUR),
+        (0.001 * (1 + 1e-7), Change.BEHAVIOUR),
+        (0.001 * (1 + 1e-9), Change.NUMERICS),
+    ],
+)
 def test_a_changed_learning_rate_is_behaviour(moved: Verdict, rate: float, change: Change) -> None:
     a, b = (
         RecordedValue("optimizer", "group0.lr", 0, "f64", (), RAW, struct.pack("<d", each).ljust(16, b"\0"))
