@@ -115,7 +115,7 @@ def test_the_phases_of_an_entry_are_compared_with_two_runs_there_and_back(runs: 
     assert "(step 3, before advantage) back\nbefore reward\n  2 values reproduced, every bit\n" in said
     assert "  = !  weight  f32 [64]\n" in said
     shown, compared = (said.split(f"{word} backward/weight\n")[1] for word in ("show", "compare"))
-    first = shown.splitlines()[2].split()[1]
+    first = shown.splitlines()[2].split()[0]
     assert shown.startswith("backward weight  f32 [64]\n  min ")
     assert "\n  DIFFERENT in 64 of 64 elements, by at most " in compared
     assert f"  the first, [0]: here {first}, there " in compared
@@ -130,14 +130,18 @@ def test_the_phases_of_an_entry_are_compared_with_two_runs_there_and_back(runs: 
 @pytest.mark.full
 def test_an_error_within_the_step_pauses_in_its_frames(runs: Path) -> None:
     done = debug(runs, "c\np step, gradient.shape\nc\nback\n", "broken", "--step", "3", "--json")
-    begun, ended, shown, refused, back = map(json.loads, done.stdout.splitlines())
-    assert (begun["at"], ended["at"], back["at"], back["phase"]) == ("beginning", "error", "phase", "backward")
-    assert ended["notes"] == ["the program has raised ArithmeticError: the gradient is not liked"]
-    assert [visit["phase"] for visit in ended["visits"]] == ["rollout", "reward", "advantage", "backward"]
-    assert {value["marks"][0] for visit in ended["visits"] for value in visit["values"]} == {"?"}
-    assert shown["lines"] == ["(3, torch.Size([64]))"]
-    assert refused["is_refused"]
-    assert back["notes"] == ["4 values reproduced, every bit"]
+    begun, ended, shown, refused, back = (json.loads(line)["lines"] for line in done.stdout.splitlines())
+    assert (begun[0], back[:2]) == (
+        "at the beginning of step 3",
+        ["before backward", "  4 values reproduced, every bit"],
+    )
+    assert [line.split()[0] for line in ended[:4]] == ["rollout", "reward", "advantage", "backward"]
+    assert ended[4:6] == [
+        "an error has ended step 3",
+        "  the program has raised ArithmeticError: the gradient is not liked",
+    ]
+    assert shown == ["(3, torch.Size([64]))"]
+    assert refused[0] == "*** step 3 has ended"
 
 
 def test_a_step_that_a_run_has_not_is_refused(runs: Path) -> None:
