@@ -281,7 +281,9 @@ def test_what_a_file_replaces_at_its_import_costs_no_outcome(tmp_path: Path, rep
 def test_outcomes_arrive_whatever_a_test_does_to_the_interpreter(tmp_path: Path, isolate: str) -> None:
     files = {f"test_{name}.py": f"{text}def test_after(): pass\n" for name, text in WHAT_A_TEST_DOES.items()}
     done = run(write_suite(tmp_path, files), "run", "--gpus", "none", "--isolate", isolate)
-    assert set(done.outcomes.values()) == {"passed"}, done.stdout
+    crashed = {path for path, outcome in done.outcomes.items() if outcome != "passed"}
+    # Without json, a pytest of its own ends with a traceback when it writes its cache, whoever runs it.
+    assert crashed == ({"test_json.py"} if isolate == "interpreter" else set()), done.stdout
     assert {tuple(each["tests"]["counts"].items()) for each in done.results.values()} == {(("passed", 2),)}
 
 
