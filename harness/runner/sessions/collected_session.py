@@ -100,7 +100,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     options = early_config.known_args_namespace
     if options.rlharness_serve >= 0:
         if found := [name for name in RUN_NOTHING if getattr(options, name, False)]:
-            raise pytest.UsageError(f"with {found[0]} in its options, pytest runs no tests, or waits for input")
+            raise pytest.UsageError(f"with its option {found[0]}, pytest runs no tests, or waits for input")
         session = early_config.stash[KEY] = CollectedSession(early_config)
         early_config.pluginmanager.register(session, "rlharness-session")
         early_config.pluginmanager.register(_LeftOut(session), "rlharness-left-out")

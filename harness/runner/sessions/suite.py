@@ -289,7 +289,7 @@ class Suite:
             _, error, said = output.partition("ERROR: ")
             if said.startswith(UNWRITABLE):
                 return CollectionError(said.strip(), remedy=f"make room or permission for {self._scratch}")
-            remedy = "change the paths, -k and -m, or the arguments after --"
+            remedy = "change the paths, -k and -m, the arguments after --, or addopts"
             missing = said.partition("file or directory not found: ")[2].partition("\n")[0]
             place = self._options.invocation.cwd / missing
             if missing and place.parent.is_dir() and (found := get_close_matches(place.name, os.listdir(place.parent))):

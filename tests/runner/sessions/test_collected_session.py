@@ -287,6 +287,17 @@ def test_outcomes_arrive_whatever_a_test_does_to_the_interpreter(tmp_path: Path,
     assert {tuple(each["tests"]["counts"].items()) for each in done.results.values()} == {(("passed", 2),)}
 
 
+def test_the_output_of_a_file_has_its_own_time(tmp_path: Path) -> None:
+    done = run(
+        write_suite(tmp_path, {"test_a.py": QUICK, "test_b.py": f"import time\ntime.sleep(1)\n{QUICK}"}),
+        "run",
+        "--gpus",
+        "none",
+    )
+    for result in done.results.values():
+        assert " 1 passed in 0." in Path(result["directory"], "output.log").read_text()
+
+
 def test_the_junit_report_has_what_pytests_has(tmp_path: Path) -> None:
     text = """
 import pytest
