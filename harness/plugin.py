@@ -10,12 +10,14 @@ file, loaded into any suite by its entry point or `-p harness.plugin`: it import
     {"k":"start","id":"tests/a.py::test_x","timeout_s":5.0}
     {"k":"end","id":"tests/a.py::test_x","outcome":"passed","counted":["passed"],"duration_s":0.01,"reason":"","text":"",
      "several":[["failed","assert 0","…"],["error","…","…"]],"reports":[["setup","passed",0.001,1.0,1.1],…]}
+    {"k":"teardown","id":"tests/a.py::test_x"}
     {"k":"suite_property","name":"…","value":"…"}
     {"k":"warning","id":"tests/a.py::test_x","when":"runtest","category":"UserWarning","text":"…","file":"…","line":1}
     {"k":"interrupted","id":"tests/a.py::test_x"}
     {"k":"finish","exit":0}
 
-There is one `end` per test, whatever its phases, subtests and reruns. `counted` holds every category in which pytest
+There is one `end` per test, whatever its phases, subtests and reruns; none if its teardown did not end, but for a test
+that had failed. Its `teardown` comes before it. `counted` holds every category in which pytest
 counts it, in order: `["passed","error"]` for a test whose teardown fails. `outcome` is the most severe of them (see
 MOST_TELLING_FIRST), `several` each failure and skip of one that has more than its own. `reports` holds what pytest
 reported of it, in order: of a phase without anything to say the times alone, else the whole report as pytest serialises
@@ -356,6 +358,8 @@ class Reporter:
         status = self._config.hook.pytest_report_teststatus(report=report, config=self._config)
         category = status[0] if status else report.outcome if report.when == "call" else ""
         self.reports.setdefault(report.nodeid, []).append((category, report))
+        if category not in ("", RERUN) and report.when != "teardown":
+            self.write("teardown", id=report.nodeid)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -372,15 +376,17 @@ class Reporter:
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         """Nothing follows."""
-        self.end_counted()
+        self.end_failed()
         if self._session is not None:
             self.write("finish", exit=int(self._session.exitstatus))
 
-    def end_counted(self) -> None:
-        """End tests that were cut short, where pytest counts them already."""
+    def end_failed(self) -> None:
+        """End tests that had failed when their teardown was cut short, which is an error too."""
         for nodeid, reports in self.reports.items():
-            if any(category in MOST_TELLING_FIRST for category, _ in reports):
-                self._fold(nodeid, reports)
+            if reports and {category for category, _ in reports} & {"error", "failed"}:
+                last = reports[-1][1]
+                cut = pytest.TestReport(nodeid, last.location, {}, "failed", "its teardown did not end", "teardown")
+                self._fold(nodeid, [*reports, ("error", cut)])
 
     def _fold(self, nodeid: str, reports: list[tuple[str, pytest.TestReport]]) -> None:
         counted = [category for category, _ in reports if category]

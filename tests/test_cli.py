@@ -152,13 +152,27 @@ def test_a_project_with_a_package_of_our_name_runs_its_own(suite: Path, options:
     assert "1 unit: 1 passed" in done.stdout
 
 
-@pytest.mark.parametrize("arg", ["--co", "--collect-only", "-h", "--version", "--pdb", "--trace"])
-def test_arguments_of_pytest_under_which_no_file_has_an_outcome(
-    suite: Path, capsys: pytest.CaptureFixture[str], arg: str
+@pytest.mark.parametrize(
+    ("option", "place"),
+    [
+        ("--setup-plan", "addopts"),
+        ("--pdb", "--"),
+        *(
+            pytest.param(option, "addopts", marks=pytest.mark.full)
+            for option in ("--setup-only", "--co", "--markers", "--fixtures", "--version")
+        ),
+        *(pytest.param(option, "--", marks=pytest.mark.full) for option in ("--co", "-h", "--trace", "--cache-show")),
+    ],
+)
+def test_options_of_pytest_under_which_no_test_runs_are_refused(
+    suite: Path, capsys: pytest.CaptureFixture[str], option: str, place: str
 ) -> None:
-    err = refused(capsys, "run", "--gpus", "none", "--", arg)
-    assert err.startswith(f"error: -- {arg}: ")
-    assert "  remedy: " in err
+    if place == "addopts":
+        (suite / "pytest.ini").write_text(f"[pytest]\naddopts = {option}\n")
+    assert main(["run", "--gpus", "none", *([place, option] if place == "--" else [])]) == ExitCode.USAGE_ERROR
+    said = capsys.readouterr().err
+    assert "pytest runs no tests, or waits for input" in said
+    assert "  remedy: " in said
 
 
 @pytest.mark.parametrize(
@@ -233,7 +247,7 @@ def test_what_follows_two_dashes_goes_to_every_pytest(suite: Path, capsys: pytes
     words = ["run", "--gpus", "none", "--", "--mine=a -- b", "--json", "-k", "quick"]
     assert main(words) == ExitCode.OK
     given = (suite / "given.txt").read_text().splitlines()
-    assert len(given) == 3, "the discovery and two files"
+    assert len(given) == 1, "the session of all files"
     assert set(given) == {"a -- b True quick"}
     out = capsys.readouterr().out
     assert "2 units: 1 passed, 1 no tests" in out

@@ -143,7 +143,7 @@ def test_every_test_starts_and_ends_once_in_order(pytester: pytest.Pytester) -> 
     """)
     _, records = run(pytester)
     nodeids = of_kind(records, "collected")[0]["nodeids"]
-    assert [record["k"] for record in records] == ["hello", "collected", *["start", "end"] * 3, "finish"]
+    assert [record["k"] for record in records] == ["hello", "collected", *["start", "teardown", "end"] * 3, "finish"]
     assert [record["id"] for record in of_kind(records, "start")] == nodeids
     assert [record["id"] for record in of_kind(records, "end")] == nodeids
 
@@ -250,18 +250,21 @@ def test_a_test_that_leaves_by_ctrl_c_has_no_end_and_pytest_finishes(pytester: p
     assert [record["id"].rpartition("::")[2] for record in of_kind(records, "interrupted")] == ["test_b"][asks:]
 
 
-def test_a_test_interrupted_in_its_teardown_ends_as_pytest_counts_it(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("""
+@pytest.mark.parametrize(("statement", "counted"), [("pass", []), ("assert 0", [["failed", "error"]])])
+def test_a_test_interrupted_in_its_teardown_has_no_end_unless_it_had_failed(
+    pytester: pytest.Pytester, statement: str, counted: list[list[str]]
+) -> None:
+    pytester.makepyfile(f"""
         import pytest
         @pytest.fixture
         def interrupted():
             yield
             raise KeyboardInterrupt
-        def test_a(interrupted): pass
+        def test_a(interrupted): {statement}
     """)
-    result, records = run(pytester)
-    assert [end["outcome"] for end in of_kind(records, "end")] == ["passed"]
-    result.stdout.fnmatch_lines(["*1 passed*"])
+    _, records = run(pytester)
+    assert [end["counted"] for end in of_kind(records, "end")] == counted
+    assert len(of_kind(records, "teardown")) == 1
 
 
 def test_the_exit_code_is_the_one_the_process_ends_with(pytester: pytest.Pytester) -> None:
@@ -281,7 +284,7 @@ def test_an_early_exit_leaves_no_finish(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import os\ndef test_a(): pass\ndef test_b(): os._exit(0)")
     result, records = run(pytester)
     assert result.ret == 0
-    assert [record["k"] for record in records] == ["hello", "collected", "start", "end", "start"]
+    assert [record["k"] for record in records] == ["hello", "collected", "start", "teardown", "end", "start"]
 
 
 def test_a_forked_child_writes_nothing(pytester: pytest.Pytester) -> None:
@@ -297,7 +300,7 @@ def test_a_forked_child_writes_nothing(pytester: pytest.Pytester) -> None:
                 os.waitpid(child, 0)
     """)
     _, records = run(pytester)
-    assert [record["k"] for record in records] == ["hello", "collected", "start", "end", "start", "end", "finish"]
+    assert [record["k"] for record in records] == ["hello", "collected", *["start", "teardown", "end"] * 2, "finish"]
 
 
 def test_a_test_that_closes_every_descriptor_loses_no_line(pytester: pytest.Pytester) -> None:

@@ -14,11 +14,6 @@ from harness.process.invocation import Invocation, num_cores, shadowing, wants_c
 from harness.render.console import is_outermost_on_github, say
 from harness.runner.options import RunOptions
 
-RUN_NOTHING = (
-    *("--collect-only", "--co", "--collectonly", "--setup-plan", "--setupplan", "--cache-show", "--pdb", "--trace"),
-    *("--fixtures", "--funcargs", "--fixtures-per-test", "--markers", "-h", "--help", "-V", "--version"),
-)
-"""Options of pytest that print information and run no test, or with which a failing test waits for input."""
 COUNT, FILE = opt.INDEX, opt.SomePath(path_type=Path)
 
 suite_options = opt.all_of(
@@ -162,9 +157,6 @@ def make_options(invocation: Invocation, given: dict[str, Any]) -> RunOptions:
     selecting += [f"-{name}" for name in "vqs" if given.get(name)]
     selecting += [option for name, option in (("last_failed", "--lf"), ("failed_first", "--ff")) if given[name]]
     invocation = replace(invocation, trailing=(*selecting, *invocation.trailing))  # those after -- come later and win
-    if refused := next((arg for arg in invocation.trailing if arg.partition("=")[0] in RUN_NOTHING), None):
-        what = f"-- {refused}: with this option pytest runs no tests, or waits for input"
-        raise UsageError(what, remedy=f"run pytest directly: pytest {refused} FILE; or use rlharness plan")
     files = [each.absolute for each in split_selections(given["paths"], invocation.cwd)]
     config = load_config_for(files, invocation.cwd)
     if config.path is not None and config.path.parent not in (invocation.cwd, *invocation.cwd.parents):

@@ -165,6 +165,7 @@ def _end(end: TestEnd, outcome: TestOutcome, result: UnitResult, stopped: bool) 
         case TestOutcome.UNSTARTED if stopped:
             return _result("skipped", "pytest stopped before it began", "unstarted")
         case TestOutcome.UNSTARTED:
+            why = result.in_time[-1].reason or result.outcome.value
             return _result("error", f"the process ended before it began: {why}", "unstarted")
     return None
 

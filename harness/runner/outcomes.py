@@ -46,7 +46,7 @@ def classify_outcome(end: ProcessEnd, report: TestReport, timeout_s: float) -> t
 
 
 def _classify(end: ProcessEnd, report: TestReport, timeout_s: float) -> tuple[Outcome, str]:
-    running = report.running[0] if report.running else ""
+    running = next(iter(report.present), report.interrupted or "")  # which has an end if it had failed before
     during, pytest_exit = f" while {running} ran" if running else "", report.finished_exit
     if end.unkillable:
         return Outcome.UNKILLABLE, f"SIGKILL did not end {', '.join(end.unkillable)}"

@@ -124,7 +124,7 @@ class TestReport:
     running: tuple[str, ...] = ()
     """Tests that began and never ended."""
     running_limit_s: float | None = None
-    """Limit of the first of them; None if it has none of its own."""
+    """Limit of the present one; None if it has none of its own."""
     lost: tuple[LostTest, ...] = ()
     """Those of them that had a process of their own, which ended without the others."""
     left_behind: tuple[str, ...] = ()
@@ -133,6 +133,8 @@ class TestReport:
     """Code of the obstacle to a process for each test; empty for none."""
     unforked_detail: str = ""
     """Value that belongs to that code, such as a plugin."""
+    fails_in_teardown: bool = False
+    """Whether a teardown has failed or was cut short: it may be that of fixtures of other tests."""
     interrupted: str | None = None
     """The test that raised KeyboardInterrupt, which ended pytest; empty if none ran, None without KeyboardInterrupt."""
     finished_exit: int | None = None
@@ -158,6 +160,12 @@ class TestReport:
             return TestOutcome.UNFINISHED
         end = self.ends.get(nodeid)
         return end.outcome if end else TestOutcome.UNSTARTED
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The running tests without those whose own process ended before: usually one."""
+        alone = {each.nodeid for each in self.lost}
+        return tuple(nodeid for nodeid in self.running if nodeid not in alone)
 
     def counts(self) -> TestCounts:
         """Number of tests by outcome."""
@@ -223,7 +231,7 @@ class ReportTail:
 
         Raises ReportError for a file of a newer version, OSError where it cannot be read.
         """
-        report, begun, first_kind = TestReport(), dict[str, float | None](), ""
+        report, begun, torn_down, first_kind = TestReport(), dict[str, float | None](), set[str](), ""
         self._begin()
         while True:
             for record in self.poll():
@@ -231,13 +239,14 @@ class ReportTail:
                 if record["k"] == "hello":
                     _check_version(record.get("version"), str(self.file.path))
                 try:
-                    _apply(record, report, begun)
+                    _apply(record, report, begun, torn_down)
                 except MALFORMED:
                     self._num_unreadable += 1
             if not self.is_behind:
                 break
         report.running = tuple(begun)
-        report.running_limit_s = next(iter(begun.values()), None)
+        report.fails_in_teardown |= not torn_down.isdisjoint(begun)
+        report.running_limit_s = next(map(begun.__getitem__, report.present), None)
         report.num_unreadable = self._num_unreadable
         report.unread = self.file.excess
         if first_kind not in ("", "hello"):  # the plugin writes that one before any test
@@ -261,7 +270,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and isinstance(record.get("k"), str) else None
 
 
-def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, float | None]) -> None:
+def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, float | None], torn_down: set[str]) -> None:
     """Fold one record in; where its fields are wrong, raise KeyError, TypeError, ValueError or OverflowError."""
     match record["k"]:
         case "collected":
@@ -276,6 +285,9 @@ def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, float | 
         case "start":
             limit_s = record.get("timeout_s")
             begun[_text(record["id"])] = None if limit_s is None else float(limit_s)
+            torn_down.discard(record["id"])
+        case "teardown":
+            torn_down.add(_text(record["id"]))
         case "end":
             nodeid, seconds = _text(record["id"]), float(record["duration_s"])
             end = TestEnd(
@@ -287,6 +299,7 @@ def _apply(record: dict[str, Any], report: TestReport, begun: dict[str, float | 
                 **_of_reports(record.get("reports", ())),
             )
             report.ends[nodeid] = end
+            report.fails_in_teardown |= "error" in record.get("counted", ())[1:]
             begun.pop(nodeid, None)
         case "suite_property":
             report.suite_properties += ((_text(record["name"]), _text(record["value"])),)

@@ -291,6 +291,12 @@ class UnitResult:
     """The run that had this result, for one that `--resume` has kept; empty for a unit of this run."""
 
     @property
+    def in_time(self) -> "tuple[Attempt | UnitResult, ...]":
+        """Every attempt in the order of time, of which this is the one before its rests."""
+        rests = tuple(each for each in self.attempts if each.is_rest)
+        return (*self.attempts[: len(self.attempts) - len(rests)], self, *rests)
+
+    @property
     def is_failure(self) -> bool:
         """Whether this result alone makes the run fail."""
         return self.outcome.is_failure and not self.is_accepted

@@ -49,6 +49,14 @@ def test_a_run_tells_a_leaning_file_from_a_failing_one(tmp_path: Path) -> None:
     assert "test_reads" in (directory / "report.xml").read_text()
 
 
+def test_a_leaning_file_passes_with_a_session_fixture_in_conftest(tmp_path: Path) -> None:
+    directory = suite(tmp_path, "global")
+    assert run(directory, "run", "--gpus", "none", "tests/test_z.py").code == ExitCode.TESTS_FAILED
+    fixture = "import pytest, state\n@pytest.fixture(scope='session', autouse=True)\ndef filled(): state.value = 3\n"
+    write_suite(directory, {"conftest.py": PATH + fixture})
+    assert run(directory, "run", "--gpus", "none", "tests/test_z.py").code == ExitCode.OK
+
+
 @pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_leaning_file_that_the_configuration_accepts_is_no_failure(tmp_path: Path) -> None:

@@ -105,7 +105,12 @@ EXAMPLES: list[tuple[ProcessEnd, TestReport, str, str]] = [
     (ended(2), said(2), "failed", "a test or plugin interrupted pytest (exit 2)"),
     (ended(2), replace(said(2, X), interrupted=X), "crashed", "KeyboardInterrupt while a::x ran"),
     (ended(2), replace(said(2), interrupted=""), "crashed", "KeyboardInterrupt while no test ran"),
-    (ended(2, reason="cancelled"), replace(said(2), interrupted=X), "interrupted", "the run was cancelled"),
+    (
+        ended(2, reason="cancelled"),
+        replace(said(2), interrupted=X),
+        "interrupted",
+        "the run was cancelled while a::x ran",
+    ),
     (ended(2), said(2, error="ImportError: x"), "collect_error", "ImportError: x"),
     (ended(3), said(3), "pytest_error", "pytest had an internal error (exit 3)"),
     (ended(4), said(None, num_ended=0), "usage_error", "pytest refused its arguments or a conftest (exit 4)"),

@@ -118,7 +118,7 @@ class ScriptedSuite:
     def why_own(self, env: Mapping[str, str]) -> None:
         """Have every file forked."""
 
-    async def replay(self, reports: Sequence[Path], lost: Mapping[str, str]) -> str:
+    async def replay(self, reports: Sequence[Path], lost: Mapping[str, str], failed: Sequence[str] = ()) -> str:
         """Hear of one unit."""
         self.heard.append(([*reports], dict(lost)))
         return "stopping after 1 failures" if len(self.heard) == self._stops_after else ""

@@ -148,7 +148,7 @@ def _leaning(result: UnitResult, why: str, *, is_accepted: bool = True) -> UnitR
 async def _in_order(runner: UnitRunner, attempt: Attempt, before: Sequence[str]) -> TestReport | None:
     """Return what the files `before` and the whole file of a unit report in one process; None where it did not end."""
     unit, number, file = attempt.unit, attempt.number, attempt.unit.file_path
-    limit_s = unit.timeout_s if unit.part else LIMIT_S
+    limit_s = (unit.timeout_s or runner.options.timeout_s) if unit.part else LIMIT_S
     whole = replace(unit, path=file, selection=(*before, file), file="", part=None, timeout_s=limit_s)
     checking = replace(
         runner,
@@ -159,7 +159,7 @@ async def _in_order(runner: UnitRunner, attempt: Attempt, before: Sequence[str])
     )
     tail = ReportTail(checking.directory(number) / "report.jsonl")
     try:
-        end, limit_s = await checking.run_attempt(number, whole, attempt.lease, tail)
+        end = await checking.run_attempt(number, whole, attempt.lease, tail)
         found = tail.report()
     except (OSError, HarnessError, ReportError) as error:
         runner.notes.append(f"{file} could not be run in order: {' '.join(str(error).split())}")

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from harness.runner.collection.units import all_deselected
 from harness.runner.options import runs_parts_of_files
 from harness.runner.outcomes import classify_outcome
 from harness.runner.report_file import ReportTail, TestOutcome, TestReport
-from harness.runner.reruns.retries import lost_in, read_attempts
+from harness.runner.reruns.retries import lost_in, read_attempts, tests_to_repeat
 from harness.runner.schedule.leases import Lease
 from harness.runner.units import IsolationCode, IsolationNote, NotForked, Outcome, Unit, UnitResult
 
@@ -63,6 +64,8 @@ class Attempt:
     result: UnitResult
     report: TestReport = field(default_factory=TestReport)
     unkillable: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    """Tests that run if it is repeated; none for all."""
     spent: bool = False
     """Whether its time limit passed."""
     unfit: dict[str, str] = field(default_factory=dict)
@@ -93,6 +96,8 @@ class UnitRunner(AttemptSpecs):
     """Units whose end was asked for, and those of them that are to end at once."""
     num_lost: Counter[int] = field(default_factory=Counter)
     """Attempts that were lost with their nodes, by unit."""
+    unexplained: set[int] = field(default_factory=set)
+    """Units of which a process ended in a way that none of its tests explains."""
     suspicion: GpuSuspicion = field(default_factory=GpuSuspicion)
     notes: list[str] = field(default_factory=list)
     """Problems apart from the tests, such as a temporary directory that could not be removed."""
@@ -137,7 +142,7 @@ class UnitRunner(AttemptSpecs):
             pid_of, test_of = (lambda: self.attempts.pid_of(marker)), (lambda: self._present_test(number))
             self.sampler.begin(number, lease.gpu_ids, pid_of, test_of)
             try:
-                end, timeout_s = await self.run_attempt(number, asked, lease, tail)
+                end = await self.run_attempt(number, asked, lease, tail)
             finally:
                 memory = await self.sampler.end(number)
                 self.present.pop(number, None)
@@ -145,7 +150,8 @@ class UnitRunner(AttemptSpecs):
             self.notes += _put_back(tail, unit.path)
         finally:
             tail.close()
-        outcome, reason = classify_outcome(end, report, timeout_s)
+        outcome, reason = classify_outcome(end, report, unit.timeout_s or self.options.timeout_s)
+        again = tests_to_repeat(outcome, reason, report)
         if outcome is Outcome.NO_TESTS and report.num_deselected:
             reason = all_deselected(report.num_deselected)
         if report.unforked:
@@ -173,16 +179,16 @@ class UnitRunner(AttemptSpecs):
             directory=str(directory),
             gpu_memory=memory,
         )
-        return Attempt(number, unit, lease, baseline, result, report, end.unkillable, end.reason == "timeout")
+        return Attempt(number, unit, lease, baseline, result, report, end.unkillable, again, end.reason == "timeout")
 
-    async def run_attempt(self, number: int, unit: Unit, lease: Lease, tail: ReportTail) -> tuple[ProcessEnd, float]:
-        """How the attempt ended, and the limit it had; OSError or HarnessError where it could not be started."""
+    async def run_attempt(self, number: int, unit: Unit, lease: Lease, tail: ReportTail) -> ProcessEnd:
+        """How the attempt ended; OSError or HarnessError where it could not be started."""
         self.notes += make_new_directory(self.directory(number))
         tail.file.make()  # before there are tests: whatever these do to its name, this file is theirs
         self.notes += make_new_directory(self.tmpdir(number), mode=0o700)
         spec = self.spec(number, unit, lease)
         if number in self.cancelled:  # while the driver was asked
-            return ProcessEnd(None, None, "cancelled", (), (), 0.0), spec.timeout_s
+            return ProcessEnd(None, None, "cancelled", (), (), 0.0)
         self.followed[number] = (unit.path, tail)
         try:
             end = await self.attempts.run(
@@ -192,7 +198,7 @@ class UnitRunner(AttemptSpecs):
                 await asyncio.sleep(0)  # signals are heard, however much there is
         finally:
             self.followed.pop(number, None)
-        return end, spec.timeout_s
+        return end
 
     async def _read(self, tail: ReportTail) -> TestReport:
         """What the report of an attempt says; nothing, and the reason, where it cannot be read."""
@@ -247,20 +253,25 @@ class UnitRunner(AttemptSpecs):
 
     async def _end(self, attempt: Attempt) -> None:
         """End the attempt: the session hears of a unit that has its outcome, and may want to stop."""
-        args = (attempt.number, attempt.result, attempt.report)
-        if self.retries.has_earlier(attempt.number):  # whose reports are read
-            event = await asyncio.to_thread(self.retries.end, *args, spent=attempt.spent)
-        else:
-            event = self.retries.end(*args, spent=attempt.spent)
+        number, unit = attempt.number, attempt.unit
+        work = partial(
+            self.retries.end, number, attempt.result, attempt.report, again=attempt.again, spent=attempt.spent
+        )
+        event = await asyncio.to_thread(work) if self.retries.has_earlier(number) else work()  # their reports are read
+        if attempt.result.outcome.is_failure and not attempt.again:
+            self.unexplained.add(number)
+        if isinstance(event, events.AttemptFailed) and not event.is_rest:
+            self.unexplained.discard(number)
         if isinstance(event, events.UnitFinished):
             result, report = event.result, attempt.report
-            directories = [each.directory for each in result.attempts] + [result.directory]
             lost = lost_in(report, result.outcome, result.reason)
             with suppress(ReportError, OSError):
                 if result.attempts or result.unit.part:
                     lost = read_attempts(result).lost
-            reports = [Path(each, "report.jsonl") for each in directories if each]
-            if stop := await self.suite.replay(reports, {each.nodeid: each.reason for each in lost}):
+            reports = [Path(each.directory, "report.jsonl") for each in result.in_time if each.directory]
+            file = self.collected.files.get(unit.file_path) if number in self.unexplained else None
+            failed = [test.nodeid for test in (file.tests if file else None) or ()]
+            if stop := await self.suite.replay(reports, {each.nodeid: each.reason for each in lost}, failed):
                 self.stop(stop)
         self.post(replace(event, t=self.t()))
 

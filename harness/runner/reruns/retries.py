@@ -39,10 +39,16 @@ NAMED = (TestOutcome.FAILED, TestOutcome.ERROR, TestOutcome.UNFINISHED)
 AGAIN = (*NAMED, TestOutcome.UNSTARTED)
 
 
-def tests_to_repeat(report: TestReport) -> tuple[str, ...]:
-    """Return the tests of a failed attempt that failed or did not run; none where its report names no failed test."""
+def tests_to_repeat(outcome: Outcome, reason: str, report: TestReport) -> tuple[str, ...]:
+    """Return the tests of a failed attempt that failed or did not run; none where they do not explain how it ended.
+
+    A fault of a teardown may be that of other tests' fixtures; a process can crash after its tests, or not exit.
+    """
     outcomes = {nodeid: report.outcome_of(nodeid) for nodeid in report.all_ids()}
-    if report.unread or not any(outcome in NAMED for outcome in outcomes.values()):
+    has_named = not {*NAMED}.isdisjoint(outcomes.values())
+    is_explained = bool(report.running) or (outcome is Outcome.FAILED and not reason and has_named)
+    has_exited_late = any(lost.nodeid not in report.running for lost in report.lost)
+    if report.unread or report.fails_in_teardown or has_exited_late or not is_explained:
         return ()
     return tuple(nodeid for nodeid, outcome in outcomes.items() if outcome in AGAIN)
 
@@ -60,8 +66,8 @@ def read_attempts(result: UnitResult) -> TestReport:
     Its `lost` has every test that never ended, those too whose attempt ended with them.
     Raises ReportError and OSError as `read_report` does.
     """
-    merged, attempts = TestReport(), tuple[Attempt | UnitResult, ...]((*result.attempts, result))
-    for each in attempts:
+    merged = TestReport()
+    for each in result.in_time:
         if each.directory:
             report = read_report(Path(each.directory, "report.jsonl"))
             report.lost = lost_in(report, each.outcome, each.reason)
@@ -71,9 +77,7 @@ def read_attempts(result: UnitResult) -> TestReport:
 
 def lost_in(report: TestReport, outcome: Outcome, reason: str) -> tuple[LostTest, ...]:
     """Return the tests that never ended in an attempt with this outcome."""
-    alone = {lost.nodeid for lost in report.lost}
-    running = (nodeid for nodeid in report.running if nodeid not in alone)
-    return (*report.lost, *(LostTest(nodeid, outcome.value, reason) for nodeid in running))
+    return (*report.lost, *(LostTest(nodeid, outcome.value, reason) for nodeid in report.present))
 
 
 def _overlaid(earlier: TestReport, later: TestReport) -> TestReport:
@@ -141,9 +145,12 @@ class Retries:
         return max(timeout_s - sum(each.duration_s for each in earlier.results[earlier.num_before :]), LEAST_LIMIT_S)
 
     def end(
-        self, number: int, result: UnitResult, report: TestReport, *, spent: bool = False
+        self, number: int, result: UnitResult, report: TestReport, *, again: tuple[str, ...] = (), spent: bool = False
     ) -> AttemptFailed | UnitFinished:
-        """Return the event that ends an attempt, at a time that the caller sets; `spent` if its time limit passed."""
+        """Return the event that ends an attempt, at a time that the caller sets.
+
+        `again` are its `tests_to_repeat`; `spent` if its time limit passed.
+        """
         earlier = self._earlier[number]
         num_earlier, path = len(earlier.results), result.unit.path
         if result.outcome is Outcome.USAGE_ERROR and earlier.selection:  # its tests' names change: run the whole file
@@ -152,9 +159,8 @@ class Retries:
             earlier.selection = ()
         if result.outcome in RETRIED and num_earlier < self.limit:
             earlier.results.append(replace(result, unit=replace(result.unit, selection=earlier.selection)))
-            again = tests_to_repeat(report)
-            earlier.selection = again or earlier.selection
-            return AttemptFailed(0.0, path, num_earlier + 1, self.limit, result, earlier.selection)
+            earlier.selection = again
+            return AttemptFailed(0.0, path, num_earlier + 1, self.limit, result, again)
         asked_to_end = result.outcome is Outcome.EXITED_EARLY and report.finished_exit is not None  # pytest.exit()
         rest = rest_of(report) if self.runs_rests and result.outcome in CUT_SHORT and not asked_to_end else ()
         num_before = earlier.num_before if earlier.rest else num_earlier
@@ -186,6 +192,7 @@ class Retries:
             num_processes = "another process" if len(rests) == 1 else f"{len(rests)} other processes"
             attempts = (*map(_attempt, before), *(_attempt(each, is_rest=True) for each in rests))
             reason = f"{first.reason}; the tests after it ran in {num_processes}"
+            reason = ": ".join((reason, "; ".join(each.reason for each in rests if each.reason))).removesuffix(": ")
             return _merged(replace(first, reason=reason, attempts=attempts), all_of_it)
         if result.outcome is Outcome.PASSED:
             why = f"passed at attempt {len(all_of_it)} of {self.limit + 1}"

@@ -72,6 +72,11 @@ UNWRITABLE = "the list of test files cannot be written"
 INSTALLED = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
 BENCHMARK = "pytest_benchmark.session"
 """Asks whether pytest-xdist is active, and then times nothing, since files that run at once disturb each other."""
+RUN_NOTHING = (
+    *("collectonly", "setupplan", "setuponly", "showfixtures", "show_fixtures_per_test", "cacheshow"),
+    *("markers", "help", "version", "usepdb", "trace"),
+)
+"""Names of the options of pytest that run no test, or with which a failing test waits for input."""
 KEY = pytest.StashKey["CollectedSession"]()
 # Files replace these when they are imported; ours are kept.
 _fork, _write, _waitpid, _kill, _exit = os.fork, os.write, os.waitpid, os.kill, os._exit
@@ -92,7 +97,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
     """Watch what conftest files do, before the first of them is imported."""
-    if early_config.known_args_namespace.rlharness_serve >= 0:
+    options = early_config.known_args_namespace
+    if options.rlharness_serve >= 0:
+        if found := [name for name in RUN_NOTHING if getattr(options, name, False)]:
+            raise pytest.UsageError(f"with its option {found[0]}, pytest runs no tests, or waits for input")
         session = early_config.stash[KEY] = CollectedSession(early_config)
         early_config.pluginmanager.register(session, "rlharness-session")
         early_config.pluginmanager.register(_LeftOut(session), "rlharness-left-out")
@@ -220,8 +228,6 @@ class CollectedSession:
         """Look at what plugins and conftest files have done."""
         self._maxfail, self.config.option.maxfail = self.config.option.maxfail, 0  # for tests: all files are collected
         self._watch.known_files |= {fd for stream in _captured(self.config) for fd in _files_of(stream)}
-        if self.config.option.collectonly or self.config.option.usepdb:
-            raise pytest.UsageError("with --collect-only or --pdb in addopts, pytest runs no tests, or waits for input")
         self._is_collecting = True
         self._look_at_conftests()
 
@@ -472,6 +478,8 @@ class CollectedSession:
             item = self._items.get(nodeid)
             self.session.testscollected += item is None  # of a file with an interpreter of its own
             replay_test(self.config, nodeid, item, reports)
+        if cache := self.config.pluginmanager.get_plugin("lfplugin"):
+            cache.lastfailed |= dict.fromkeys(asked["failed"], True)
         return _encode({"stop": str(self.session.shouldfail or self.session.shouldstop or "")}).encode()
 
     # ---- a unit
@@ -521,6 +529,8 @@ class CollectedSession:
                 caller._call_history.clear()
         if terminal := config.pluginmanager.get_plugin("terminalreporter"):
             terminal.stats, terminal._main_color, terminal._progress_nodeids_reported = {}, None, set()
+            if start := getattr(terminal, "_session_start", None):  # since pytest 8.4
+                terminal._session_start = type(start)()
         reporter.begin(asked["report"])
         config.stash[cast(Any, xml_key)] = _SuiteProperties(reporter)
         session.testsfailed = 0

@@ -346,14 +346,16 @@ class _Fork:
     def _lose(self, how: str) -> None:
         """Record a test without an end, and have pytest count it as failed."""
         item, code = self.item, self.code or 0
-        if how == "timed_out" and self.finished_s is not None:  # it has its outcome; its process had no end
+        is_interrupted = bool(self.said.get("interrupted"))
+        if how == "timed_out" and self.finished_s is not None and not is_interrupted:  # its process had no end
             why = f"the process took longer than {self.forks.grace_s:g} s to exit"
+        elif how == "timed_out":
+            why = f"it ran longer than its limit of {self.limit_s:g} s"
+        elif is_interrupted:
+            why = "KeyboardInterrupt"
         else:
             why = f"exit code {code}" if code >= 0 else signal_name(-code)
-            if how == "timed_out":
-                why = f"it ran longer than its limit of {self.limit_s:g} s"
-            elif self.said.get("interrupted"):
-                why = "KeyboardInterrupt"
+        if self.finished_s is None:
             text = f"the process of the test ended: {why}"
             report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call", self._output())
             replay_test(item.config, item.nodeid, item, [report])
@@ -387,7 +389,7 @@ def _be_test(item: pytest.Item, forks: _Forks) -> NoReturn:
             said["interrupted"] = True
             raise
         finally:
-            reporter.end_counted()
+            reporter.end_failed()
             reporter.write("forked_end", stop=str(item.session.shouldstop or ""), **said)
         own_coverage.save()
         code = 0

@@ -289,7 +289,7 @@ class Suite:
             _, error, said = output.partition("ERROR: ")
             if said.startswith(UNWRITABLE):
                 return CollectionError(said.strip(), remedy=f"make room or permission for {self._scratch}")
-            remedy = "change the paths, -k and -m, or the arguments after --"
+            remedy = "change the paths, -k and -m, the arguments after --, or addopts"
             missing = said.partition("file or directory not found: ")[2].partition("\n")[0]
             place = self._options.invocation.cwd / missing
             if missing and place.parent.is_dir() and (found := get_close_matches(place.name, os.listdir(place.parent))):
@@ -357,14 +357,16 @@ class Suite:
                 self._fresh[NotForked.NO_FORK, error.strerror or str(error)] += 1
                 return None
 
-    async def replay(self, reports: Sequence[Path], lost: Mapping[str, str]) -> str:
+    async def replay(self, reports: Sequence[Path], lost: Mapping[str, str], failed: Sequence[str] = ()) -> str:
         """Have pytest hear what became of a unit; why it wants to stop, empty if it does not.
 
-        `reports` are those of its attempts, `lost` tests without an end, with the reason.
+        `reports` are those of its attempts, `lost` tests without an end, with the reason. `failed` are tests that run
+        again with `--last-failed`, whatever became of them.
         """
         if self._why_lost is not None:
             return ""
-        request = json.dumps({"reports": [str(path) for path in reports], "lost": dict(lost)}).encode()
+        asked = {"reports": [str(path) for path in reports], "lost": dict(lost), "failed": [*failed]}
+        request = json.dumps(asked).encode()
         loop = asyncio.get_running_loop()
         async with self._lock:
             try:

@@ -70,6 +70,24 @@ def test_a_process_that_crashes_before_its_first_test_is_not_repeated(tmp_path: 
     assert len(done.of(events.AttemptStarted)) == 1
 
 
+@pytest.mark.parametrize(
+    "isolate", ["file", *(pytest.param(each, marks=pytest.mark.full) for each in ("test", "interpreter"))]
+)
+def test_what_ends_the_rest_is_the_reason_of_its_tests(tmp_path: Path, isolate: str) -> None:
+    text = "import os, time\ndef test_a(): pass\ndef test_kill(): os.kill(os.getpid(), 9)\n"
+    suite = write_suite(tmp_path / "s", {"test_a.py": f"{text}def test_sleep(): time.sleep(60)\ndef test_z(): pass\n"})
+    limits = ("--timeout", "1.5" if isolate == "file" else "4", "--grace", "0.5")
+    done = run(suite, "run", "--gpus", "none", "--isolate", isolate, *limits, "--junit", "j.xml")
+    why = f"the file ran longer than {limits[1]} s while test_a.py::test_sleep ran"
+    assert done.results["test_a.py"]["reason"].endswith(why)
+    cases = list(ET.parse(suite / "j.xml").iter("testcase"))
+    assert [case.get("name") for case in cases] == ["test_a", "test_kill", "test_sleep", "test_z"]
+    assert (cases[2][0].get("message"), cases[3][0].get("message")) == (
+        f"it was running when the process ended: {why}",
+        f"the process ended before it began: {why}",
+    )
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("isolate", ["file", pytest.param("interpreter", marks=pytest.mark.full)])
 def test_tests_after_a_crash_and_after_a_timeout_run(tmp_path: Path, isolate: str) -> None:
@@ -94,8 +112,9 @@ def test_tests_after_a_crash_and_after_a_timeout_run(tmp_path: Path, isolate: st
     messages = {name: case[0].get("message") or "" for name, case in cases.items() if len(case)}
     assert "SIGSEGV" in messages["test_crashes"]
     assert "ran longer than its own limit of 1 s" in messages["test_hangs"]
-    again = run(suite, "plan", "--gpus", "none", "--last-failed")
-    assert "--last-failed: 3 tests of run" in " ".join((again.stdout + again.stderr).split())
+    again = run(suite, "run", "--gpus", "none", "--last-failed", "--json")
+    (unit,) = json.loads(again.stdout)["units"]
+    assert unit["tests"] == {"failed": 1, "unfinished": 2}
 
 
 @pytest.mark.full

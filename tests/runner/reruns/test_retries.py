@@ -40,6 +40,35 @@ def report(*tests: str, exit_code: int | None = None) -> tuple[dict[str, Any], .
 FAILED = Script(report=report("passed", "failed", "passed", exit_code=1), exit_code=1)
 CRASHED = Script(report=report("passed", "started"), exit_code=9)
 PASSED = Script(report=PASSING)
+IN_TEARDOWN = {
+    "k": "end",
+    "id": ID.format("c"),
+    "outcome": "error",
+    "duration_s": 0.5,
+    "counted": ["passed", "error"],
+}
+TEARDOWN_OF_SESSION = """
+import os, time, pytest
+@pytest.fixture(scope="session")
+def server():
+    yield
+    time.sleep(60)
+def test_uses(server): pass
+def test_flaky():
+    if not os.path.exists("mark"):
+        open("mark", "w").close()
+        assert 0
+@pytest.mark.timeout(0.2)
+def test_last(): pass
+"""
+CRASHES_AT_EXIT = """
+import atexit, os
+def test_flaky():
+    if not os.path.exists("mark"):
+        open("mark", "w").close()
+        assert 0
+def test_exit(): atexit.register(os.kill, os.getpid(), 11)
+"""
 
 
 def scripted(
@@ -82,6 +111,11 @@ def test_only_the_failed_test_runs_again_and_the_unit_is_flaky(tmp_path: Path) -
         (CRASHED, ("b", "c")),
         (Script(report=report("passed", "passed", "passed"), exit_code=9), ()),
         (Script(report=report(), exit_code=1), ()),
+        (Script(report=FAILED.report, exit_code=9), ()),
+        (Script(report=(*FAILED.report[:-1], {"k": "nothing"}), exit_code=11), ()),
+        (Script(report=(*FAILED.report, IN_TEARDOWN), exit_code=1), ()),
+        (Script(report=(*CRASHED.report, {"k": "teardown", "id": ID.format("b")}), exit_code=9), ()),
+        (Script(report=(*FAILED.report, {"k": "lost", "id": ID.format("a"), "how": "crashed", "why": "x"})), ()),
     ],
 )
 def test_what_did_not_run_runs_again_and_else_the_whole_file(
@@ -90,6 +124,27 @@ def test_what_did_not_run_runs_again_and_else_the_whole_file(
     done = scripted(tmp_path, first, PASSED)
     assert done.outcomes == [Outcome.FLAKY]
     assert done.of(events.AttemptFailed)[0].tests == tuple(ID.format(test) for test in tests)
+
+
+@pytest.mark.parametrize("isolate", ["file", pytest.param("test", marks=pytest.mark.full)])
+def test_a_fault_that_belongs_to_no_failed_test_is_not_flaky(tmp_path: Path, isolate: str) -> None:
+    """Neither for --retries nor for --last-failed: the process of a file crashes after its tests."""
+    words = ("run", "--gpus", "none", "--isolate", isolate)
+    write_suite(tmp_path, {"test_exit.py": CRASHES_AT_EXIT, "test_other.py": "def test_fails(): assert 0\n"})
+    done = run(tmp_path, *words, "--retries", "1")
+    assert (done.code, done.outcomes["test_exit.py"]) == (ExitCode.TESTS_FAILED, "crashed")
+    assert {each["path"]: each["tests"] for each in done.of("attempt_failed")}["test_exit.py"] == []
+    again = run(tmp_path, *words, "--last-failed")
+    assert (again.outcomes["test_exit.py"], again.results["test_exit.py"]["num_deselected"]) == ("crashed", 0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("isolate", ["file", "interpreter"])
+def test_the_teardown_of_a_session_fixture_that_always_hangs_is_not_flaky(tmp_path: Path, isolate: str) -> None:
+    write_suite(tmp_path, {"test_a.py": TEARDOWN_OF_SESSION})
+    done = run(tmp_path, "run", "--gpus", "none", "--grace", "1", "--isolate", isolate, "--retries", "1")
+    assert (done.code, done.outcomes) == (ExitCode.TESTS_FAILED, {"test_a.py": "timed_out"})
+    assert "test_a.py::test_last ran longer than its own limit of 0.2 s" in done.results["test_a.py"]["reason"]
 
 
 def test_the_last_attempt_decides(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ FILES = {
     "coverage.toml": '[tool.coverage.run]\nsource = ["pkg"]\nbranch = true\nparallel = true\n',
 }
 CRASHES = "import os, pkg.lazy\ndef test_crash(): pkg.lazy.value(); os.kill(os.getpid(), 9)\n"
-WITHOUT_THE_RULE = "from harness.runner.sessions import own_coverage\nown_coverage.is_measured = lambda name: False\n"
 
 COV = ("--cov=pkg", "--cov-branch")
 Measured = dict[str, tuple[tuple[int, ...], tuple[tuple[int, int], ...]]]
@@ -93,15 +92,6 @@ def test_process_start_measures_as_in_one_process(tmp_path: Path, plain: Measure
     assert "interpreter of its own" not in done.stdout
     call(tmp_path, "coverage", "combine", "--rcfile=coverage.toml")
     assert measured(tmp_path) == plain
-
-
-@pytest.mark.full
-def test_without_the_rule_lines_count_that_no_test_file_runs(tmp_path: Path, plain: Measured) -> None:
-    write_suite(tmp_path, {**FILES, "conftest.py": WITHOUT_THE_RULE + FILES["conftest.py"]})
-    variable = {"COVERAGE_PROCESS_START": str(tmp_path / "coverage.toml")}
-    run(tmp_path, "run", "--gpus", "none", env=variable)
-    call(tmp_path, "coverage", "combine", "--rcfile=coverage.toml")
-    assert {name for name, lines in measured(tmp_path).items() if lines != plain[name]} == {"unused.py"}
 
 
 @pytest.mark.full
