@@ -20,8 +20,8 @@ reduced by all_reduce        the ranks of that group, once the program has reduc
 DTensor (FSDP2, HSDP, TP)    the ranks of its mesh that hold the same shard
 everything else              unknown: ranks may differ on purpose, and nothing is compared
 
-With parameters go the training flags and buffers of their module. A buffer counts from when it has been equal: batch
-statistics are a rank's own.
+With parameters go the training flags and buffers of their module. A buffer counts where ranks were seen to share it:
+batch statistics are a rank's own.
 """
 
 import atexit
@@ -104,8 +104,11 @@ class Replicas:
         self.reduced: list[tuple[int, int, Ranks]] = []
         """(address, elements, ranks) of the tensors that the program reduced since the last step."""
         self._unlike: set[str] = set()
-        self._equal: set[str] = set()
-        """Names of buffers that differed when they were compared first, and of those that did not."""
+        """Names of buffers that are each rank's own."""
+        self._equal: dict[str, str] = {}
+        """By the name of a buffer, the first digest that all ranks had of it."""
+        self._shared: set[str] = set()
+        """Names of buffers that were equal with other values too."""
 
     def declare(self, parameters: Sequence[torch.Tensor], ranks: Ranks) -> None:
         """Have these parameters compared among these ranks, also without a wrapper."""
@@ -120,11 +123,18 @@ class Replicas:
             found = [e for e, grad in gradients if size == num_elements or address == _address(grad)]
             self.declare(found, ranks)
 
-    def admitted(self, copies: Sequence[Copy], found: Sequence[Difference]) -> list[Difference]:
-        """Return the differences that count: those of buffers that have been equal. All ranks decide alike."""
-        differing = {each.name for each in found if each.kind == BUFFER}
-        self._unlike |= differing - self._equal
-        self._equal |= {each.key.name for each in copies if each.key.kind == BUFFER} - differing
+    def admitted(self, table: Table, found: Sequence[Difference]) -> list[Difference]:
+        """Return the differences that count. All ranks decide alike.
+
+        A buffer counts that has been equal with several values, or that some ranks hold as all did: what all have
+        written since, each in its own way, is of a rank's own batch.
+        """
+        differing = {each.name: each for each in found if each.kind == BUFFER}
+        for key, digest in table.items():
+            if key.kind == BUFFER and key.name not in differing and self._equal.setdefault(key.name, digest) != digest:
+                self._shared.add(key.name)
+        unshared = {name: each.digests.values() for name, each in differing.items() if name not in self._shared}
+        self._unlike |= {name for name, digests in unshared.items() if self._equal.get(name) not in digests}
         return [each for each in found if each.kind != BUFFER or each.name not in self._unlike]
 
     def copies(self, optimizer: Optimizer, kinds: Sequence[str]) -> list[Copy]:
@@ -439,9 +449,9 @@ class Sentinel:
         """Compare the ranks of a domain at one point; ReplicasDiffer for a finding."""
         table = digests_of(copies)
         if is_equal(peers.gather(summarize(table))):
-            self.replicas.admitted(copies, ())
+            self.replicas.admitted(table, ())
             return
-        if not (found := self.replicas.admitted(copies, differences(peers.gather(table)))):
+        if not (found := self.replicas.admitted(table, differences(peers.gather(table)))):
             return  # ranks keep parts of the moments
         self._write_copies(when, copies, found)
         suspected = {rank for each in found for rank in each.suspects}
