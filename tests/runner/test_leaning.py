@@ -49,6 +49,7 @@ def test_a_run_tells_a_leaning_file_from_a_failing_one(tmp_path: Path) -> None:
     assert "test_reads" in (directory / "report.xml").read_text()
 
 
+@pytest.mark.full
 def test_a_leaning_file_passes_with_a_session_fixture_in_conftest(tmp_path: Path) -> None:
     directory = suite(tmp_path, "global")
     assert run(directory, "run", "--gpus", "none", "tests/test_z.py").code == ExitCode.TESTS_FAILED
