@@ -278,10 +278,13 @@ def test_ranks_of_torchrun_have_a_log_each(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_rank_that_differed_first_is_named(tmp_path: Path) -> None:
-    """Its loss is another before gradients are averaged; afterwards both ranks differ."""
+    """What its model gets is another before gradients are averaged; afterwards both ranks differ."""
     command = [*TORCHRUN, *program("plant", "two_ranks.py")[1:]]
     verdict = pair(tmp_path, command, a={"PLANT": "none"}, b={"PLANT": "noise:3"})
-    assert (verdict["verdict"], place(verdict)) == ("diverged", (3, "loss", "loss"))
+    assert (verdict["verdict"], place(verdict)) == (
+        "diverged",
+        (3, "rollout", "batch.DistributedDataParallel.0"),
+    )
     assert (verdict["first"]["rank"], verdict["first"]["ranks"]) == (1, [0, 1])
     assert "rank 1" in told(tmp_path / "a", tmp_path / "b").splitlines()[0]
 
