@@ -413,7 +413,7 @@ class _Run:
         reason = await suite.finish(limit_s, has_failed)
         with suppress(OSError):
             shutil.copyfile(suite.log, log)
-        if reason:
+        if reason and not self.interruption.by:  # who interrupts a run does not wait for its end
             self.session_failures = (SessionFailure(str(log), reason, suite.output()),)
 
     async def _prepare(self) -> "tuple[Planned, Preflight | None]":

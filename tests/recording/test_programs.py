@@ -324,7 +324,7 @@ def test_children_without_a_rank_are_matched_whoever_comes_first(tmp_path: Path)
     a, b = (read_trace(tmp_path / name) for name in "ab")
     assert a.unranked == b.unranked == (0, 1)
     assert a.ranks[0].heads[0].root == b.ranks[1].heads[0].root != a.ranks[1].heads[0].root
-    assert "A's process 0 is B's process 1, A's process 1 is B's process 0" in told(tmp_path / "a", tmp_path / "b")
+    assert "(process of A, process of B) (0, 1), (1, 0)" in told(tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.full
