@@ -195,7 +195,7 @@ def test_another_configuration_is_not_gone_on_with(tmp_path: Path) -> None:
     ("name", "lost", "said"),
     [
         ("ppo", "trainers.trainer.Trainer.read_state", "optimizer of the critic, optimizer of the policy, weights of"),
-        ("grpo", "resume.prompts_of", "next prompts differ"),
+        ("grpo", "train.TrainState.prompts_of", "next prompts differ"),
     ],
 )
 def test_a_state_that_is_not_the_one_that_was_written_is_not_gone_on_with(
