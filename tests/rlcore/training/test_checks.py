@@ -120,7 +120,8 @@ def off_in_the_reference(temperature: float, policy: Decoder, microbatch: Any) -
 
 
 def written_meanwhile(state: TrainState, batch: Batch, samples: list[int]) -> Minibatch:
-    batch["advantages"].mul_(0.5)
+    if "advantages" in batch.entries:  # there are none in a warm start
+        batch["advantages"].mul_(0.5)
     return divide(state, batch, samples)
 
 
