@@ -147,7 +147,7 @@ def plain(value: Float | None) -> list[Any] | None:
 # Pieces that are equal are skipped as memory.
 
 _PIECE_ELEMENTS = 2**14
-MAX_DIFFERENT = 2**22
+MAX_DIFFERENT = 2**24
 """After so many elements that differ the rest is not looked at: some seconds."""
 _SIGNED = {1: "b", 2: "h", 4: "i", 8: "q"}
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
